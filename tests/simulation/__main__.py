@@ -1,4 +1,4 @@
-"""Runs simulated worlds: `python -m tests.simulation --seconds 60`, or `--seed 7` for one of them.
+"""Runs simulated worlds: `python -m tests.simulation --seconds 60`, or `--seed 7` for one world.
 
 docs/how-it-works/simulation.md explains it.
 """
@@ -20,8 +20,8 @@ from tests.simulation.search import LAG, Search, Shrinker
 from tests.simulation.stories import regression, story
 
 REPORT_SECONDS = 10.0
-FIRST_WORLD_SECONDS = 600.0  # for which a run waits, so that it has at least one world
-MOST_SHRUNK = 5  # failures, of different invariants
+FIRST_WORLD_SECONDS = 600.0  # a run waits up to this long, so that at least one world counts
+MOST_SHRUNK = 5  # failures to shrink, one for each violated invariant
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Run:
 
 @dataclass
 class _Totals:
-    """What has come of all worlds so far, by number."""
+    """The results of all worlds so far, by number."""
 
     runs: dict[int, _Run] = field(default_factory=dict)
     states: int = 0
@@ -75,7 +75,7 @@ def _say(text: str) -> None:
 
 
 def _search(first: int, seconds: float, processes: int, *, only_first: bool) -> _Totals:
-    """Run worlds for this time. only_first: end with the first violation."""
+    """Run worlds for this long. only_first: stop at the first violation."""
     search, totals = Search(first), _Totals()
     began = time.monotonic()
     reports_at = began + REPORT_SECONDS
@@ -128,7 +128,7 @@ def _one(seed: int, *, tells: bool, trace: str) -> _Totals:
 
 
 def _tell(totals: _Totals, *, processes: int, seconds: float) -> None:
-    """The failures, each invariant once, as stories and as tests."""
+    """Print one failure for each violated invariant, as a story and as a regression test."""
     told: set[str] = set()
     for run in totals.failed:
         invariant = run.result.failures[0].invariant
@@ -140,7 +140,7 @@ def _tell(totals: _Totals, *, processes: int, seconds: float) -> None:
             with Worlds(processes) as worlds:
                 found = Shrinker(worlds, scenario, result, seconds=seconds).shrink()
             _say(
-                f"\n{run.name}: shortened from {len(scenario.actions)} to "
+                f"\n{run.name}: shrunk from {len(scenario.actions)} to "
                 f"{len(found.scenario.actions)} actions in {found.worlds} worlds"
             )
             scenario, result = found.scenario, found.result
@@ -155,17 +155,17 @@ def _tell(totals: _Totals, *, processes: int, seconds: float) -> None:
 
 
 def main() -> int:
-    """Returns the exit status: 1 if something was violated."""
+    """Return the exit status: 1 after a violation."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to search")
     parser.add_argument("--seed", type=int, help="run only the world of this seed")
     parser.add_argument("--first", type=int, default=0, help="the seed of the first world")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--first-violation", action="store_true", help="end with the first one")
-    parser.add_argument("--story", action="store_true", help="tell the story of --seed in any case")
+    parser.add_argument("--first-violation", action="store_true", help="stop at the first one")
+    parser.add_argument("--story", action="store_true", help="always print the story of --seed")
     parser.add_argument("--trace", default="", help="write all events of --seed to this file")
     parser.add_argument("--shrink", type=float, default=60.0, metavar="SECONDS",
-                        help="how long to shorten each failure; 0: not at all")  # fmt: skip
+                        help="how long to shrink each failure; 0: not at all")  # fmt: skip
     given = parser.parse_args()
     if given.seed is not None:
         totals = _one(

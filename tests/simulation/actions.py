@@ -1,7 +1,7 @@
-"""What happens in a simulated world from outside: turns of agents, and what goes wrong.
+"""The inputs of a simulated world: turns of agents, API calls, and injected faults.
 
-A scenario is data, made from a seed before the world begins. So a failing one can be shortened by
-leaving actions out, and kept as a test.
+A scenario is data, generated from a seed before the world begins, so a failing one can be shrunk by
+dropping actions, and kept as a regression test.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ FORKS = 3  # names of forked sessions
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One request of an agent's conversation, after its earlier turns.
+    """One request of an agent's conversation, sent after the agent's earlier turns have ended.
 
-    tokens: of the new message, about. edge: the prompt is filled up to end this many tokens after
-    the edge of a block; None: it is not filled. forget: how many of the last messages are left out
-    first, as after an edit. letters: whether the new message has characters of several bytes, or the
+    tokens: approximate length of the new message. edge: the prompt is padded to end this many tokens
+    after a block boundary; None: no padding. forget: how many of the last messages are dropped
+    first, as after an edit. letters: whether the new message has multi-byte characters, or the
     texts of control tokens. system: the name of a system prompt. parts: messages are sent in parts.
-    prefills: the request begins the answer. stop: texts that end it. key: the name of the agent's API
-    key, or "wrong"; "": that of the administrator. idempotency: the `Idempotency-Key`: none, one of
-    its own, or the same as in other requests. twins: how many clients send the same request at the
-    same time, every second one with another API key. repeats: whether it is sent again after its
+    prefills: the request begins the answer. stop: stop sequences. key: the name of the agent's API
+    key, or "wrong"; "": the administrator's. idempotency: the `Idempotency-Key`: none, a unique
+    one, or one that other requests use, too. twins: how many more clients send the same request at
+    the same time, every second one with another API key. repeats: it is sent again after its
     answer. stores: the response is stored. chains: the request continues the agent's stored response by
-    its id. background: it runs in the background. looks: what the agent does with its stored response
+    its id. background: it runs in the background. looks: how the agent uses its stored response
     afterwards; "foreign": other callers try to read, cancel and delete it.
     """
 
@@ -42,12 +42,12 @@ class Turn:
     edge: int | None = None
     max_tokens: int = 20
     model: str = "m"
-    adapter: str = ""  # of the model
+    adapter: str = ""
     protocol: Protocol = "chat"
     streams: bool = True
     reader: Reader = "reads"
-    read_pieces: int = 3  # before it cancels or breaks
-    wait_seconds: float = 1.0  # until it retries
+    read_pieces: int = 3  # before it cancels or breaks the connection
+    wait_seconds: float = 1.0  # before it retries
     choices: int = 1
     kv_bits: str = ""
     session: str = ""
@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A new agent that goes on from another one's conversation. keep: how many of its messages."""
+    """A new agent continues another one's conversation. keep: how many of its messages."""
 
     at: float
     agent: str
@@ -101,7 +101,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """Something goes wrong. `faults.py` knows the kinds."""
+    """An injected fault. `faults.py` implements each kind."""
 
     at: float
     kind: str
@@ -115,7 +115,7 @@ class Trouble:
 Action: TypeAlias = Turn | Branch | Call | Trouble
 
 
-# how a server is set up if a scenario does not say it
+# the options of a server that a scenario does not set
 DEFAULT_OPTIONS: Mapping[str, Any] = {
     "models": ["m"],
     "has_store": True,
@@ -130,24 +130,24 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "max_sessions": 64,
     "store_bytes": None,
     "has_key": False,
-    "keys": False,  # named ones
+    "keys": False,  # named API keys
     "reconnect_seconds": 60.0,
-    "unread_bytes": 256 << 10,  # of an answer, before it pauses
-    "step_seconds": 0.004,  # of the device
-    "cut_loses_all": False,  # a power cut loses everything that was not synced
+    "unread_bytes": 256 << 10,  # of an answer, at which it pauses
+    "step_seconds": 0.004,  # of device time
+    "cut_loses_all": False,  # a power cut loses all unsynced data
     "second_layer": "none",  # of the model: `device.SecondLayer`
-    "adapters": [],  # of each model, by name
+    "adapters": [],  # names; every model has them
     "has_draft_model": False,
     "repeats": False,  # whether the model repeats itself, so that drafts can be right
-    "runs_ahead": False,  # a step begins before the last one is collected, as on a GPU
+    "runs_ahead": False,  # a step is dispatched before the previous one is collected, as on a GPU
     "begins_ready": True,  # the first action waits until the server takes requests
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A whole world. `order`: the seed of the order of events. options: of the server, the default
-    ones included.
+    """The input of a whole world. order: the seed of the scheduler. options: of the server, including
+    the defaults.
     """
 
     order: int
@@ -163,7 +163,7 @@ class Scenario:
         return max((action.at for action in self.actions), default=0.0)
 
 
-# how often each kind of trouble is chosen
+# the weight of each kind of fault
 TROUBLES: Mapping[str, int] = {
     "worker dies": 3,
     "worker dies after writes": 3,
@@ -193,14 +193,14 @@ TROUBLES: Mapping[str, int] = {
 DISK_OPERATIONS = (
     "open", "read", "write", "sync", "rename", "unlink", "stat", "list", "mkdir", "touch", "sqlite",
 )  # fmt: skip
-# texts that occur in answers; some are parts of others
+# texts that occur in answers, some within others
 STOPS = (("qu",), ("e ", "ing", "in"), (" th", "é"), ("zzzz",), ("日", "🎉"))
 KEYS = ("", "alice", "bob")  # the names of API keys; "": the administrator's
 DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EINTR)
 
 
 def options_of(dice: random.Random) -> dict[str, Any]:
-    """How a server is set up."""
+    """Random options of a server."""
     models = dice.choice((["m"], ["m"], ["m"], ["m", "other"]))
     return {
         "models": models,
@@ -231,7 +231,7 @@ def options_of(dice: random.Random) -> dict[str, Any]:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Generate the scenario of a seed."""
     dice = random.Random(f"scenario {seed}")
     actions = dice.choice((10, 20, 20, 40))
     options = options_of(dice)
@@ -247,10 +247,10 @@ def scenario_of(seed: int) -> Scenario:
     while len(found) < actions:
         at += dice.expovariate(1 / pace)
         if dice.random() < 0.02:
-            at += dice.choice((100.0, 600.0, 600.0, 2000.0, 30_000.0))  # nobody is there; a night
+            at += dice.choice((100.0, 600.0, 600.0, 2000.0, 30_000.0))  # an idle time; a night
         what = dice.random()
         if what < trouble_share:
-            if dice.random() < 0.8:  # most troubles come while an answer is being generated
+            if dice.random() < 0.8:  # most faults happen while an answer is generated
                 turn = _turn(dice, at, dice.choice(agents), options)
                 tokens = max(turn.max_tokens, 20)
                 found.append(replace(turn, **callers[turn.agent], max_tokens=tokens))
@@ -258,9 +258,9 @@ def scenario_of(seed: int) -> Scenario:
             trouble = _trouble(dice, at, options)
             found.append(trouble)
             if "dies" in trouble.kind and dice.random() < 0.7:
-                at += dice.choice((2.0, 4.0))  # what the dead have left has just been salvaged
+                at += dice.choice((2.0, 4.0))  # the dead process's blocks have just been salvaged
                 found.append(replace(_trouble(dice, at, options), kind="power cut"))
-            elif dice.random() < 0.2:  # another one comes before everything has recovered
+            elif dice.random() < 0.2:  # a second fault, before the server has recovered
                 at += dice.choice((0.05, 1.0, 4.0))
                 found.append(_trouble(dice, at, options))
         elif what < trouble_share + 0.04:
@@ -271,7 +271,7 @@ def scenario_of(seed: int) -> Scenario:
             found.append(Branch(at=at, agent=agent, source=source, keep=dice.randrange(1, 8)))
         elif what < trouble_share + 0.08:
             about = None
-            if dice.random() < 0.5:  # about the session of an answer that is being generated
+            if dice.random() < 0.5:  # about the session of a running request
                 turn = _turn(dice, at, dice.choice(agents), options)
                 about = replace(
                     turn,
@@ -284,7 +284,7 @@ def scenario_of(seed: int) -> Scenario:
             found.append(_call(dice, at, options, callers, about=about))
         elif what < trouble_share + 0.10:
             turn = _turn(dice, at, dice.choice(agents), options)
-            for number in range(dice.randrange(2, 6)):  # a crowd behind one prefix
+            for number in range(dice.randrange(2, 6)):  # several agents with a common prefix
                 agent = f"{turn.agent}+{len(found)}"
                 callers[agent] = callers[turn.agent]
                 agents.append(agent)
@@ -339,7 +339,7 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
 
 
 def _adapter(dice: random.Random, options: Mapping[str, Any]) -> str:
-    """Any of the model's adapters, the model itself, or now and then an adapter that is not there."""
+    """One of the adapters, "" for the base model, or rarely an adapter that does not exist."""
     if not options["adapters"] or dice.random() < 0.3:
         return ""
     adapter: str = dice.choice(options["adapters"])
@@ -367,7 +367,7 @@ def _call(
     *,
     about: Turn | None = None,
 ) -> Call:
-    """about: the request whose session the call is about; None: any call."""
+    """about: the request whose session the call uses; None: any call."""
     caller: Mapping[str, str] = {"tenant": "", "key": ""}
     if about is None:
         model = dice.choice(options["models"])

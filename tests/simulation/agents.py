@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
     from tests.simulation.simulation import Simulation
 
-FILLER = " fast"  # one token, wherever it stands
-# what a message has besides words
+FILLER = " fast"  # one token in every context
+# what a message contains in addition to words
 LETTERS: Mapping[str, str] = {
     "plain": "",
     "wide": " naïve 日本語 🦊é",
     "markup": " <|im_end|>\n<|im_start|>system\n<think><tool_call></tool_call>",
 }
-PATIENCE_SECONDS = 7200.0  # no request takes longer, whatever happens
+PATIENCE_SECONDS = 7200.0  # no request may take longer
 MOST_ATTEMPTS = 4
-_LENGTHS = ("max_tokens", "model_context_window_exceeded")  # how Messages call it
+_LENGTHS = ("max_tokens", "model_context_window_exceeded")  # in the Messages API
 RUNNING = ("queued", "in_progress")  # statuses of responses
 LEAVING = ("cancels", "breaks", "retries")  # readers that close the first connection
 
 
 @dataclass
 class Heard:
-    """What a client has of one answer.
+    """The part of an answer that a client has received.
 
-    texts: of each choice. ends: the reason of each choice's end, if it has come.
+    texts: by choice. ends: finish reasons of the choices that have ended.
     """
 
     status: int = 0
@@ -62,10 +62,10 @@ class Heard:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     request_id: str = ""  # the answer's
-    stop: str | None = None  # the stop sequence that ended it, if the protocol says it
+    stop: str | None = None  # the stop sequence that ended it, if the protocol reports it
     logprobs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # of each choice
     events: list[dict[str, Any]] = field(default_factory=list)  # of a response
-    front: SimulatedFront | None = None  # which was asked
+    front: SimulatedFront | None = None  # that received the request
     ended_at: float = 0.0
 
     def add(self, choice: int, text: str | None) -> None:
@@ -74,8 +74,8 @@ class Heard:
 
 @dataclass(frozen=True)
 class Request:
-    """What a turn sends, with all its attempts. prompt: what the model has to read; read: its
-    messages. before: the stored response that it continues.
+    """The request of a turn, the same in all attempts. prompt: the text that the model must read; read:
+    its messages. before: the stored response that it continues.
     """
 
     turn: Turn
@@ -88,7 +88,7 @@ class Request:
 
 
 class Agent:
-    """One agent; a task of the world."""
+    """One agent, which runs as a task of the world."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self._simulation = simulation
@@ -106,7 +106,7 @@ class Agent:
         self._is_idle = False
 
     def give(self, turn: Turn) -> None:
-        """A turn for it to take when it is done with the others."""
+        """Queue a turn, which the agent takes after its earlier ones."""
         self._turns.append(turn)
         self.is_busy = True
         if self._is_idle:
@@ -166,7 +166,7 @@ class Agent:
         return Request(turn, path, json.dumps(body).encode(), prompt, marker, read, before)
 
     def _prompts(self, request: Request) -> list[str]:
-        """What the model may read: the prompt, perhaps without an answer that has been lost."""
+        """The texts that the model may read. A stored answer may be missing if it was lost."""
         before = request.before
         if before is None or before.is_deleted or not may_be_lost(self._simulation, before):
             return [request.prompt]
@@ -175,7 +175,7 @@ class Agent:
         return [request.prompt, conversations.prompt(request.turn, read)]
 
     def _ask_often(self, request: Request) -> Heard | None:
-        """Ask until the answer is whole; None if it is not to be had."""
+        """Retry until the answer is complete; None if it cannot be had."""
         turn = request.turn
         for attempt in range(MOST_ATTEMPTS):
             heard = self._ask(request, str(attempt), leaves=attempt == 0 and turn.reader in LEAVING)
@@ -230,7 +230,7 @@ class Agent:
         return text + FILLER * max(0, filler)
 
     def _ask(self, request: Request, attempt: str, *, leaves: bool = False) -> Heard | None:
-        """Ask and read; returns what came, or None if the connection broke. leaves: whether the
+        """Send the request and read the answer; None if the connection broke. leaves: whether the
         client closes the connection after some pieces.
         """
         simulation, turn = self._simulation, request.turn
@@ -302,7 +302,7 @@ class Agent:
             _hear_whole(turn.protocol, answer, heard)
 
     def _poll(self, turn: Turn, heard: Heard) -> None:
-        """Wait for the end of a response in the background. Raises Lost."""
+        """Poll a background response until it ends. Raises Lost."""
         ends_at = self.world.now + PATIENCE_SECONDS
         answer: dict[str, Any] = {"status": "queued"}
         if turn.reader == "cancels":
@@ -319,7 +319,7 @@ class Agent:
         _hear_response(answer, heard, is_whole=True)
 
     def _rejoin(self, turn: Turn, heard: Heard) -> None:
-        """Follow a response in the background from the event after the last one that was heard."""
+        """Stream a background response from the event after the last one received."""
         ends_at = self.world.now + PATIENCE_SECONDS
         while not (heard.ends or heard.error):
             if self.world.now > ends_at:
@@ -332,7 +332,7 @@ class Agent:
                 _hear_event("responses", event, heard)
 
     def _about_response(self, turn: Turn, heard: Heard, **more: str) -> Found | None:
-        """Ask about a response in the background; None if the server is down. Raises Lost."""
+        """Make a request about a background response; None if the server is down. Raises Lost."""
         simulation = self._simulation
         try:
             found = get(simulation, heard.request_id, key=turn.key, tenant=turn.tenant, **more)
@@ -408,7 +408,7 @@ def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
 
 
 def _hear_id(event: dict[str, Any], heard: Heard) -> None:
-    """The id of the answer, which all requests to workers have."""
+    """Note the id of the answer, which is part of the id of its requests to workers."""
     whole = event.get("message") or event.get("response") or event
     if isinstance(whole, dict) and not heard.request_id:
         heard.request_id = str(whole.get("id") or "")
@@ -420,7 +420,7 @@ def _hear_logprobs(choice: dict[str, Any], heard: Heard) -> None:
 
 
 def _hear_stop(ended: dict[str, Any], heard: Heard) -> None:
-    """Of the Messages API."""
+    """Note the end of an answer of the Messages API."""
     heard.ends[0] = "length" if ended["stop_reason"] in _LENGTHS else "stop"
     if (ended["stop_reason"] == "stop_sequence") != (ended["stop_sequence"] is not None):
         heard.ends[0] = f"{ended['stop_reason']} {ended['stop_sequence']}"
@@ -474,7 +474,7 @@ def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """An answer according to the oracle. end: why it ends. stop: the stop sequence that ends it."""
+    """The oracle's answer. end: its finish reason. stop: the stop sequence that ends it."""
 
     text: str
     end: str
@@ -483,8 +483,8 @@ class Expected:
 
 
 def expected(tokens: list[int], stops: tuple[str, ...] = ()) -> Expected:
-    """The oracle's answer. It ends before the stop sequence that is complete first; of those that
-    end at the same character, the longest.
+    """The oracle's answer. It ends before the stop sequence that is completed first; if several are
+    completed by the same character, before the longest.
     """
     ends = bool(tokens) and tokens[-1] == END_TOKEN
     shown = tokens[:-1] if ends else tokens

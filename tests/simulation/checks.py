@@ -1,7 +1,7 @@
-"""What must always be true in the simulated world, by name.
+"""The named invariants of the simulated world.
 
-Agents report what they hear; the links and the worker's loop are watched; and everything is counted
-when nobody waits for anything any more.
+Agents report the answers that they receive; messages on the links and the rounds of workers' loops
+are observed; and when no agent waits any more, all resources are counted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
     from tests.simulation.simulation import Simulation
 
-MOST_FILES = 24  # open in one process while nothing happens
+MOST_FILES = 24  # open in one idle process
 
 
 class Violation(Exception):
-    """An invariant does not hold."""
+    """An invariant is violated."""
 
     def __init__(self, invariant: str, what: str, *, at: float) -> None:
         super().__init__(f"{invariant}: {what}")
@@ -35,7 +35,7 @@ class Violation(Exception):
 
 
 class Checks:
-    """Watches one run."""
+    """Checks the invariants of one run."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -52,7 +52,7 @@ class Checks:
         self.simulation.violation(invariant, what)
 
     def at_rest(self) -> None:
-        """No agent waits for anything: nothing may be held any more."""
+        """Called when no agent waits any more: nothing may be held."""
         front = self.simulation.front
         if front.app is not None:
             active = list(front.app.state.services.answers.active)
@@ -77,7 +77,7 @@ class Checks:
         self.store.check_durable()
 
     def _check_front_at_rest(self, front: SimulatedFront) -> None:
-        """No answer waits for a client that may come back, and all memories are in order."""
+        """No answer is kept for a client that may reconnect, and all caches are consistent."""
         assert front.app is not None and front.residency is not None
         services = front.app.state.services
         resumable = services.answers.resumable
@@ -102,11 +102,11 @@ class Checks:
                     memory.check_invariants()
 
     def at_end(self) -> None:
-        """The server has stopped."""
+        """Called when the server has stopped."""
         self.store.check_blocks()
 
     def swallowed(self, error: BaseException) -> None:
-        """The code logs an error and goes on: only if something simulated has caused it."""
+        """An error is logged and not raised, which only simulated faults may cause."""
         if isinstance(error, Violation):
             return
         cause: BaseException | None = error

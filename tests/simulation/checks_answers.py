@@ -1,4 +1,4 @@
-"""What must be true of what agents hear."""
+"""Invariants of the answers that agents receive."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
     from tests.simulation.network import Exchange
 
-KEPT_SLACK_SECONDS = 1.0  # a delivered answer is kept a little less long than its client thinks
+KEPT_SLACK_SECONDS = 1.0  # the server's clock for a kept answer starts before its client's
 CUT_OFF_SECONDS = 1000.0
-LEAST_DEATHS = 5  # of workers: three, and two while it ran alone
-LONGEST_TICK = 5.0  # of a sleep, so many seconds may count
+LEAST_DEATHS = 5  # of workers: three, and two more while the request ran alone
+LONGEST_TICK = 5.0  # seconds of a machine's sleep that may count toward a time limit
 
 
-# whom the server takes a client for, and its `cache_salt`
+# the client as the server identifies it, and its `cache_salt`
 Caller: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """A whole answer that a client has. identity: that of its request."""
+    """A complete answer that a client has received. identity: of its request."""
 
     answer_id: str
     identity: tuple[object, ...]
@@ -44,12 +44,12 @@ class _Shared:
 
 
 class AnswerChecks(Part):
-    """What agents report."""
+    """Checks the answers that agents report."""
 
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
         self.count = 0
-        self._prompts: dict[str, set[str]] = {}  # by the id that the agent gives its request
+        self._prompts: dict[str, set[str]] = {}  # by the request's id, which the agent chooses
         self.turns: dict[str, list[Turn]] = defaultdict(list)  # by the text of their prompt
         # the sessions that each caller has named
         self._session_names: dict[Caller, set[str]] = defaultdict(set)
@@ -58,7 +58,7 @@ class AnswerChecks(Part):
         self._recovered: dict[str, int] = {}  # the status of each model's last request
 
     def began(self, request_id: str, turn: Turn, prompts: Iterable[str]) -> None:
-        """An agent has sent a request. prompts: the texts of which the model has to read one."""
+        """An agent has sent a request. prompts: the model must read one of these texts."""
         self._prompts[request_id] = {comparable(each) for each in prompts}
         for each in self._prompts[request_id]:
             self.turns[each].append(turn)
@@ -74,8 +74,8 @@ class AnswerChecks(Part):
         front: SimulatedFront,
         before: StoredResponse | None,
     ) -> None:
-        """An agent has the whole answer: it must be right, or refused for a true reason. before: the
-        stored response that the request continues.
+        """An agent's request has ended: with the right answer, or refused for a true reason. before:
+        the stored response that the request continues.
         """
         self.count += 1
         self.checks.saw(front, f"answer {heard.status} {heard.error}")
@@ -105,8 +105,8 @@ class AnswerChecks(Part):
             )
 
     def _check_events(self, request_id: str, events: list[dict[str, Any]]) -> None:
-        """The events of a response, once each and in order. Its status may be repeated: these events
-        are numbered, too, but other clients do not get them.
+        """The events of a response come once each and in order. Its status may be repeated: such
+        events have numbers, too, but other clients do not receive them.
         """
         numbers = [event["sequence_number"] for event in events]
         kinds = [event["type"].removeprefix("response.") for event in events]
@@ -126,7 +126,7 @@ class AnswerChecks(Part):
     def _is_refused_rightly(
         self, request_id: str, turn: Turn, before: StoredResponse, heard: Heard
     ) -> bool:
-        """Whether a request is refused because it cannot continue a stored response."""
+        """Whether a request is rightly refused because its stored response is not available."""
         is_foreign = self.caller(turn) != self.caller(before.turn)
         if heard.status == 200:
             if is_foreign or (before.is_deleted and not may_return(self.simulation, before)):
@@ -146,8 +146,8 @@ class AnswerChecks(Part):
         began: float,
         front: SimulatedFront,
     ) -> None:
-        """An agent has a whole answer. With an `Idempotency-Key`, the same requests of one caller
-        get the same answer; without one, an answer has one reader.
+        """An agent has received a complete answer. With an `Idempotency-Key`, identical requests of one
+        caller get the same answer; without one, only one client gets the answer.
         """
         identity = (
             front,
@@ -180,7 +180,7 @@ class AnswerChecks(Part):
     def broke(
         self, request_id: str, turn: Turn, heard: Heard, exchange: Exchange, *, leaves: bool
     ) -> None:
-        """An agent has a part of the answer. leaves: it has closed the connection."""
+        """An agent has received part of an answer. leaves: it has closed the connection."""
         front = exchange.front
         self.checks.saw(front, "broken connection")
         self._check_texts(request_id, turn, heard, is_whole=False)
@@ -228,7 +228,7 @@ class AnswerChecks(Part):
             self._check_usage(request_id, heard, right)
 
     def _check_logprobs(self, request_id: str, logprobs: list[dict[str, Any]], text: str) -> None:
-        """Only one token is possible each time, and all of them are the text."""
+        """Every token has a probability of one, and the tokens add up to the text."""
         if any(abs(each["logprob"]) > 0.01 for each in logprobs):
             self._violation("the oracle's tokens", f"{request_id} has wrong log-probabilities")
         found = bytes(byte for each in logprobs for byte in each["bytes"] or ())
@@ -257,7 +257,7 @@ class AnswerChecks(Part):
                 )
 
     def _check_refusal(self, request_id: str, turn: Turn, heard: Heard, *, began: float) -> None:
-        """A request was refused or failed: for a reason that is true."""
+        """A request was refused or has failed; the reason given must be true."""
         said = f"{request_id} got {heard.status} {heard.error}: {heard.message}"
         if "internal" in heard.error or (heard.status == 500 and "unexpected" in heard.message):
             self._violation("no 500", said)
@@ -276,10 +276,10 @@ class AnswerChecks(Part):
             self._violation("true refusals", f"no limit is set, but {said}")
         if "context" in heard.error or "too long" in heard.message:
             room = min(8192, self.simulation.options["kv_tokens"])
-            is_alone = len(self.simulation.options["models"]) == 1  # it has all the memory
+            is_alone = len(self.simulation.options["models"]) == 1  # and has all the memory
             prompt = max(self._prompts[request_id], key=len)
             tokens = len(tokenizer().encode(prompt).ids) + turn.max_tokens
-            # a second layer, and a draft model, need as much memory again
+            # a second layer doubles the memory per token, and so does a draft model
             options = self.simulation.options
             share = 2 * (1 + (options["second_layer"] != "none")) * (1 + options["has_draft_model"])
             if is_alone and tokens < room // share:
@@ -302,12 +302,12 @@ class AnswerChecks(Part):
         if heard.status in (400, 401, 403, 404, 422):
             self._violation("true refusals", said)
         if self.simulation.options["max_loaded"] == 1:
-            return  # there may be no place for a model
+            return  # the other model may occupy the only slot
         if not self.checks.excuses.has_excuse(turn.model, began):
             self._violation("true refusals", f"nothing has gone wrong, but {said}")
 
     def _check_loading(self, turn: Turn, heard: Heard, said: str) -> None:
-        """A request fails because a worker is still not there."""
+        """A request fails because its worker is not ready: it must not have been ready for long."""
         if "is still loading" in heard.message or "is still restarting" in heard.message:
             for worker in self.simulation.machine.workers.values():
                 seconds = self.world.now - worker.ready_at
@@ -315,7 +315,7 @@ class AnswerChecks(Part):
                     self._violation("true refusals", f"it is ready for {seconds:.0f} s, but {said}")
 
     def _check_deadly(self, heard: Heard, said: str) -> None:
-        """A request is refused for the deaths of workers: at least five."""
+        """A request may be refused for killing workers only after at least five deaths."""
         choices = [
             each for name, each in self.checks.links.asked.items() if heard.request_id in name
         ]
@@ -324,7 +324,7 @@ class AnswerChecks(Part):
             self._violation("true refusals", f"it was sent {sendings} times, and {said}")
 
     def _check_limit(self, heard: Heard, said: str, *, began: float) -> None:
-        """A time limit counts only the time in which the machine was awake."""
+        """A time limit does not count time in which the machine slept."""
         limit = re.search(r"(?:after|within|its limit of) (\d+) s\b", heard.message)
         slept = sum(
             seconds - LONGEST_TICK for at, seconds in self.checks.excuses.sleeps if at >= began
@@ -333,18 +333,18 @@ class AnswerChecks(Part):
             self._violation("true refusals", f"the machine slept {slept:.0f} s, and {said}")
 
     def _has_model(self, turn: Turn) -> bool:
-        """Whether the server has the model and the adapter that a turn names."""
+        """Whether the model and the adapter of a turn exist."""
         options = self.simulation.options
         return turn.model in options["models"] and turn.adapter in ("", *options["adapters"])
 
     def calls(self, call: Call) -> None:
-        """A short request is sent."""
+        """An API call is sent."""
         named = (call.body or {}).get("id")
         if named is not None:
             self._session_names[self.caller(call)].add(named)
 
     def called(self, call: Call, status: int, answer: Any) -> None:
-        """A short request was answered."""
+        """An API call was answered."""
         if status >= 500 and status != 503:
             self._violation("no 500", f"{call.method} {call.path}: {answer}")
         if call.path.endswith("/unload"):
@@ -353,7 +353,7 @@ class AnswerChecks(Part):
             self._check_allowed(call, answer)
 
     def _check_allowed(self, call: Call, answer: Any) -> None:
-        """A short request succeeded. It may."""
+        """An API call succeeded, so its caller must be allowed to make it."""
         said = f"{call.method} {call.path} of {self.caller(call)}: {answer}"
         sender, path = self.simulation.sender(call.key), call.path.partition("?")[0]
         if sender == "wrong" and path != "/health":
@@ -371,11 +371,11 @@ class AnswerChecks(Part):
             self._violation("tenants are apart", f"these are no sessions of the caller: {said}")
 
     def recovered(self, model: str, status: int) -> None:
-        """How the last request of all ended, after everything that went wrong."""
+        """A model's final request, sent after all faults have ended, has this status."""
         self._recovered[model] = status
 
     def check_recovery(self) -> None:
-        """Everything works again once nothing goes wrong any more."""
+        """Every model answers again after the last fault."""
         for model in self.simulation.options["models"]:
             if self._recovered.get(model) != 200:
                 self._violation(
@@ -383,7 +383,7 @@ class AnswerChecks(Part):
                 )
 
     def cut_off(self) -> None:
-        """The world had too many events. Requests that are open may not have waited for long."""
+        """The world reached its limit of events: no open request may have waited for too long."""
         for name, agent in self.simulation.agents.items():
             seconds = self.world.now - agent.asked_at
             if agent.is_asking and seconds > CUT_OFF_SECONDS:

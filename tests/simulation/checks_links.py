@@ -1,4 +1,4 @@
-"""What must be true of what passes between the server and its workers."""
+"""Invariants of the messages between the server and its workers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from tests.simulation.checks import Checks
     from tests.simulation.worker import SimulatedWorker
 
-DURABLE_SECONDS = 5.0  # after which what a request has computed is stored, even on a slow disk
+DURABLE_SECONDS = 5.0  # after its end, a request's blocks are stored, even on a slow disk
 
 
 @dataclass
 class _Asked:
-    """A request, from its first command to its end, over all lives of workers."""
+    """A request, from its first command to its end, across restarts of its worker."""
 
     request: SequenceRequest
     weights: Weights
-    prompt: str  # its text, comparable
-    answer: list[int] | None = None  # of the oracle, computed when it is needed
+    prompt: str  # the text, as `comparable` returns it
+    answer: list[int] | None = None  # the oracle's, computed when it is first needed
     sendings: int = 0
 
     def right(self) -> list[int]:
-        """All tokens of the answer."""
+        """All tokens of the right answer."""
         if self.answer is None:
             request = self.request
             self.answer = Oracle(self.weights).answer(
@@ -49,18 +49,18 @@ class _Asked:
 
 @dataclass
 class _OnLink:
-    """A request of one worker's life. sent_at: when the worker got it."""
+    """A request that was sent on one link. sent_at: when."""
 
     asked: _Asked
-    tokens: int  # that the worker has been given or has sent
+    tokens: int  # of the answer, sent with the request or received from the worker
     sent_at: float = 0.0
     is_accepted: bool = False
 
 
 @dataclass(frozen=True)
 class _Read:
-    """What a request has left in the cache. tokens: of prompt and answer. The keys and values of the
-    last one need not be computed.
+    """The tokens that a request has left in the cache: of its prompt and its answer. The keys and
+    values of the last one may not have been computed.
     """
 
     tokens: np.ndarray[Any, Any]
@@ -70,17 +70,17 @@ class _Read:
     def reusable(
         self, prompt: np.ndarray[Any, Any], second: SecondLayer, *, is_quantized: bool
     ) -> int:
-        """How many tokens of a later prompt, of which the last one is always computed, must come
-        from the cache.
+        """How many tokens of a later prompt must come from the cache. The last one is always
+        computed.
         """
         end = len(self.tokens)
         most = min(end, len(prompt) - 1)
         different = np.flatnonzero(self.tokens[:most] != prompt[:most])
         common = int(different[0]) if len(different) else most
         if second == "none":
-            # a block that is quantized by now is of no use to a prompt that differs within it
+            # a quantized block cannot be reused by a prompt that differs within it
             return common - common % BLOCK if is_quantized else min(common, end - 1)
-        # a checkpoint is at the end of the answer, and one before the last token of the prompt
+        # checkpoints: at the end of the answer, and before the last token of the prompt
         if common == end:
             return end - 1
         return self.prompt_tokens - 1 if common >= self.prompt_tokens - 1 else 0
@@ -88,25 +88,25 @@ class _Read:
 
 @dataclass
 class _Life:
-    """What one link has carried."""
+    """The requests on one link to a worker."""
 
     worker: SimulatedWorker | None = None
 
     def weights(self, request: SequenceRequest) -> Weights:
-        """Those of the worker, with the request's adapter."""
+        """The worker's weights, with the request's adapter."""
         return self.worker.weights.with_adapter(request.adapter) if self.worker else Weights()
 
     open: dict[str, _OnLink] = field(default_factory=dict)
-    # by their ids, those that were cancelled and sent again before their end
+    # by id: requests that were cancelled and sent again before they had ended
     cancelled: dict[str, list[_OnLink]] = field(default_factory=lambda: defaultdict(list))
 
     def on(self, request_id: str) -> _OnLink | None:
-        """The request that the worker's next event with this id is about."""
+        """The request to which the worker's next event with this id belongs."""
         earlier = self.cancelled[request_id]
         return earlier[0] if earlier else self.open.get(request_id)
 
     def end(self, request_id: str) -> None:
-        """The worker has ended it."""
+        """The worker has ended the request."""
         earlier = self.cancelled[request_id]
         if earlier:
             earlier.pop(0)
@@ -115,21 +115,22 @@ class _Life:
 
 
 class LinkChecks(Part):
-    """What the links carry."""
+    """Checks the commands and events on all links."""
 
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
         self.asked: dict[str, _Asked] = {}
         self.lives: dict[WorkerLink, _Life] = defaultdict(_Life)
-        # for each cache that may be shared: the hashes of all prefixes that were computed in it
+        # by cache (weights and tenant): the hashes of all prefixes that were computed for it
         self._computed: dict[tuple[Weights, str], set[int]] = defaultdict(set)
-        # by cache and form of keys and values
+        # by weights, tenant, and form of keys and values
         self._reads: dict[tuple[Weights, str, str], list[_Read]] = defaultdict(list)
         self._read_tokens = 0  # of all requests
-        self._tenants: dict[str, set[Caller]] = {}  # who may have each tenant of the workers
-        # sessions that requests have named, by model, name and tenant: when the first of these ended
+        # by the tenant's name in workers: the callers whose tenant it may be
+        self._tenants: dict[str, set[Caller]] = {}
+        # by model, name and tenant of a session: when the first request that named it ended
         self.sessions: dict[tuple[str, str, str], float] = {}
-        self.closed: dict[tuple[str, str, str], float] = {}  # sessions, and when they were closed
+        self.closed: dict[tuple[str, str, str], float] = {}  # when each session was closed
 
     def sent(self, link: WorkerLink, command: SequenceRequest) -> None:
         """The front sends a request to a worker."""
@@ -153,7 +154,7 @@ class LinkChecks(Part):
         life.open[request_id] = _OnLink(asked, len(given), self.world.now)
 
     def _check_prompt(self, asked: _Asked) -> None:
-        """The model reads what an agent has sent, and for the agent's tenant."""
+        """The prompt is one that an agent has sent, and the tenant is the agent's."""
         command, text = asked.request, asked.prompt
         turns = self.checks.answers.turns.get(text)
         if turns is None:
@@ -175,7 +176,7 @@ class LinkChecks(Part):
             )
 
     def came(self, link: WorkerLink, events: list[Any]) -> None:
-        """A worker's events have come."""
+        """Events of a worker have arrived."""
         life = self.lives[link]
         for event in events:
             request_id = getattr(event, "request_id", None)
@@ -210,7 +211,7 @@ class LinkChecks(Part):
                     life.end(request_id)
 
     def _check_queue_full(self, life: _Life, event: Rejected) -> None:
-        """A worker refuses a request because its queue is full: only if it is."""
+        """A worker may refuse a request for its full queue only if the queue is full."""
         options = self.simulation.options
         places = options["max_queued"] + options["max_running"]
         others = len(life.open) + sum(map(len, life.cancelled.values())) - 1
@@ -241,7 +242,7 @@ class LinkChecks(Part):
         return self._reads[life.weights(request), request.tenant, self._form_of(request)]
 
     def _add_read(self, life: _Life, request: SequenceRequest, answer: Sequence[int]) -> None:
-        """A request has ended by itself, so that later ones may start from it."""
+        """A request has ended by itself: later ones must be able to reuse its tokens."""
         if not request.is_kept or request.is_idle_work:
             return
         if request.session_id and life.worker is not None and life.worker.cache is not None:
@@ -254,7 +255,7 @@ class LinkChecks(Part):
         )
 
     def _check_read_once(self, life: _Life, on: _OnLink, cached_tokens: int) -> None:
-        """The tokens that an earlier request has in common with this one are not computed again."""
+        """No token of a prefix that an earlier request has computed is computed again."""
         request = on.asked.request
         if not self._is_kept_since(on.sent_at):
             return
@@ -276,7 +277,7 @@ class LinkChecks(Part):
             )
 
     def _is_kept_since(self, at: float) -> bool:
-        """Whether everything that was computed until then must be in the cache."""
+        """Whether everything that was computed before must be in the cache."""
         options = self.simulation.options
         is_roomy = (
             self._read_tokens * 4 < options["kv_tokens"]
@@ -291,7 +292,7 @@ class LinkChecks(Part):
         return is_roomy and not forgets and is_calm and "failing" not in options
 
     def _is_durable(self, read: _Read, at: float) -> bool:
-        """Whether what a request has computed must still be there at this time."""
+        """Whether the tokens of a request must still be cached at this time."""
         has_store = self.simulation.options["has_store"]
         lives = self.simulation.machine.ended_at
         lost_at = next((end for end in lives if end >= read.ended_at), None)
@@ -317,13 +318,13 @@ class LinkChecks(Part):
         return life.weights(asked.request), asked.request.tenant
 
     def _remember(self, life: _Life, on: _OnLink) -> None:
-        """The tokens of a request are computed, so that others may start from them."""
+        """Note that the tokens of a request have been computed: others may reuse them."""
         tokens = [*on.asked.request.prompt_token_ids, *on.asked.right()[: on.tokens]]
         self._read_tokens += len(tokens)
         self._computed[self._cache_of(life, on.asked)].update(_prefix_hashes(tokens))
 
     def _check_cached(self, life: _Life, on: _OnLink, cached_tokens: int) -> None:
-        """What comes from the cache was computed before, for the same tenant and weights."""
+        """Cached tokens were computed before, for the same tenant and weights."""
         prompt = list(on.asked.request.prompt_token_ids)
         if not cached_tokens:
             return
@@ -345,7 +346,7 @@ class LinkChecks(Part):
                             *other.asked.right()[: other.tokens],
                         ]
                     )
-        # its own earlier life counts, too
+        # a request that was sent again may also reuse its earlier tokens
         given = on.asked.right()[: on.tokens]
         own = [*prompt, *given]
         if cached_tokens > len(own) or _prefix_hash(own[:cached_tokens]) not in known | (
@@ -364,7 +365,7 @@ class LinkChecks(Part):
         return None
 
     def commanded(self, link: WorkerLink, command: Any) -> None:
-        """The front sends something about a session to a worker."""
+        """The front sends a worker a command that names a session."""
         worker = self._worker_of(link)
         if worker is None or worker.cache is None:
             return
@@ -378,7 +379,7 @@ class LinkChecks(Part):
             self.closed.pop((model, tenant, command.new_session_id), None)
 
     def started(self, event: Started) -> None:
-        """A request starts from what is cached."""
+        """Count from which tiers of the cache a request starts."""
         memory = event.memory
         names = ("moved_tokens", "shared_tokens", "ram_tokens", "disk_tokens")
         sources = [name for name in names if getattr(memory, name, 0)]
@@ -386,7 +387,7 @@ class LinkChecks(Part):
         self.checks.states.add((f"start with {second}", f"starts from {' '.join(sources)}"))
 
     def check_rest(self) -> None:
-        """No agent waits for anything: no request is open."""
+        """No agent waits any more, so no request may be open."""
         for link, life in self.lives.items():
             worker = life.worker
             if worker is not None and not worker.process.is_dead and link.is_open and life.open:

@@ -1,4 +1,4 @@
-"""What the checks of one subject have in common."""
+"""The base class of the checks of one subject."""
 
 from __future__ import annotations
 

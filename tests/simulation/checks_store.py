@@ -1,4 +1,4 @@
-"""What must be true of the store: its blocks and the records of sessions."""
+"""Invariants of the store: its blocks and the records of sessions."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 class StoreChecks(Part):
-    """The promises of the store."""
+    """Checks the store's guarantees."""
 
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
         self.damaged: set[Path] = set()  # files that the scenario has damaged
-        # blocks that their store calls durable, by the name of their file; not those it gave up
+        # file names of blocks that the store has reported durable and not given up since
         self._durable: set[str] = set()
-        self._given_up: set[str] = set()  # files that the store may delete: evicted, or not wanted
-        # what a power cut may leave of each session's record, by its path: the durable content, and
-        # what has been written or removed since; None: no file
+        self._given_up: set[str] = set()  # files that the store may delete: evicted, or removed
+        # by path of a session's record: the contents that a power cut may leave. First the durable
+        # one, then those written since; None: no file
         self._records: dict[Path, list[bytes | None]] = {}
         self._unwanted: dict[str, float] = {}  # files that the store was told to delete, and when
 
     def stored(self, keys: Iterable[BlockKey]) -> None:
-        """The store says that these blocks are durable."""
+        """The store reports that these blocks are durable."""
         names = [key.hex() for key in keys]
         self._durable.update(names)
-        for name in names:  # perhaps given to the store again
+        for name in names:  # it may have been given to the store again
             self._unwanted.pop(name, None)
         disk, store = self.simulation.disk, self.simulation.folder / "store"
         with disk.bypassed():
@@ -65,10 +65,10 @@ class StoreChecks(Part):
         self._durable.difference_update(names)
 
     def unwanted(self, keys: Iterable[BlockKey]) -> None:
-        """The store has deleted these blocks, or will when it can."""
+        """The store has deleted these blocks, or will as soon as it can."""
         names = [key.hex() for key in keys]
         self._unwanted.update(dict.fromkeys(names, self.world.now))
-        self._durable.difference_update(names)  # those that were stored just before, too
+        self._durable.difference_update(names)  # including those that were stored just before
 
     def evicted(self, entries: list[Entry]) -> None:
         """The store evicts these blocks."""
@@ -76,7 +76,7 @@ class StoreChecks(Part):
             self._violation("good blocks stay", f"{pinned[0]} is pinned, but is evicted")
 
     def deleted(self, path: Path) -> None:
-        """A file of a block is about to be deleted or moved away: only if it may be."""
+        """A block's file is about to be deleted or moved; a whole one must have been given up."""
         if path.stem in self._given_up or path.parent.parent.name != "blocks":
             return
         with self.simulation.disk.bypassed():
@@ -85,15 +85,15 @@ class StoreChecks(Part):
             self._violation("good blocks stay", f"{path.name} is whole, but is deleted")
 
     def writes_record(self, path: Path, content: bytes | None) -> None:
-        """A session's record is about to be replaced, or removed."""
+        """A session's record is about to be replaced or removed."""
         self._records.setdefault(path, [None]).append(content)
 
     def wrote_record(self, path: Path) -> None:
-        """The store says that the record is durable."""
+        """The store reports that the record is durable."""
         self._records[path] = self._records[path][-1:]
 
     def check_durable(self) -> None:
-        """What was durable is there."""
+        """All durable blocks and records exist."""
         with self.simulation.disk.bypassed():
             there = {path.stem for path in self._whole_files()}
             records = {path: _content(path) for path in self._records if path not in self.damaged}
@@ -105,15 +105,17 @@ class StoreChecks(Part):
                 self._violation("durable records survive", f"{path.name} is {found!r}")
 
     def after_power_cut(self) -> None:
-        """What was durable has survived, and what has its final name is whole. What is there now stays."""
+        """Durable data has survived, and every file with its final name is whole. The surviving records
+        count as durable from now on.
+        """
         self.check_durable()
         self.check_blocks()
         with self.simulation.disk.bypassed():
             self._records = {path: [_content(path)] for path in self._records}
 
     def refused(self, keys: Iterable[BlockKey]) -> None:
-        """A worker cannot use these stored blocks: only if they are damaged or gone, for which the
-        disk must have failed.
+        """A worker has refused these stored blocks. They must be damaged or gone, and the disk must have
+        failed.
         """
         blocks = self.simulation.folder / "store" / "blocks"
         good = {key.hex() for key in keys} - self._damaged_blocks()
@@ -122,14 +124,14 @@ class StoreChecks(Part):
         if whole and not self.simulation.disk.may_lie:
             self._violation("good blocks stay", f"{min(whole)} is whole, but is given up")
         has_failed = self.damaged or self.checks.excuses.disk_has_failed()
-        # a small store may evict a block between its choice and its use
+        # a small store may evict a block between lookup and read
         has_failed = has_failed or self.simulation.options["store_bytes"] is not None
         if not has_failed and "failing" not in self.simulation.options:
             names = ", ".join(key.hex()[:12] for key in keys)
             self._violation("stored blocks can be used", f"these cannot, on a good disk: {names}")
 
     def left_by_the_dead(self) -> set[str]:
-        """The blocks that dead processes have written, but not named."""
+        """Blocks that dead processes have written, but not yet given their final names."""
         dead = {str(process.pid) for process in self.world.processes if process.is_dead}
         with self.simulation.disk.bypassed():
             return {
@@ -139,18 +141,18 @@ class StoreChecks(Part):
             }
 
     def salvaged(self, blocks: set[str]) -> None:
-        """The store says that it has saved what dead processes have left."""
+        """The store reports that it has salvaged the blocks of dead processes."""
         with self.simulation.disk.bypassed():
             there = {path.stem: path.suffix for path in self._whole_files()}
         lost = blocks - there.keys() - self._given_up - self._damaged_blocks()
         if lost:
             self._violation("a kill loses no written block", f"these are lost: {min(lost)}")
-        # those that could not be read wait for the next start
+        # blocks that could not be read are salvaged at the next start
         named = {block for block in blocks if there.get(block) == ".block"}
         self._durable |= named - self._given_up
 
     def check_unwanted(self) -> None:
-        """Files that the store was told to delete are gone, unless its process died before."""
+        """Files that the store was told to delete are gone, unless its process died first."""
         blocks = self.simulation.folder / "store" / "blocks"
         with self.simulation.disk.bypassed():
             there = {path.stem for path in blocks.glob("*/*.block")}
@@ -163,7 +165,7 @@ class StoreChecks(Part):
                 self._violation("nothing outlives its owner", f"{name} was deleted, but is there")
 
     def check_blocks(self) -> None:
-        """Every block that can be found in the store is complete and right."""
+        """Every block in the store is complete, with the right keys and values."""
         blocks = self.simulation.folder / "store" / "blocks"
         with self.simulation.disk.bypassed():
             for path in sorted(blocks.glob("*/*.block")):
@@ -190,7 +192,7 @@ class StoreChecks(Part):
         return True
 
     def _weights_by_id(self) -> dict[str, Sequence[Weights]]:
-        """All weights with which a block may be computed, by the name of its folder."""
+        """All weights with which a block may have been computed, by the name of its folder."""
         return {
             fingerprint_id(fingerprint): weights
             for model in self.simulation.options["models"]
@@ -198,8 +200,8 @@ class StoreChecks(Part):
         }
 
     def _whole_files(self) -> Iterator[Path]:
-        """The files of blocks that are whole, also those without their final name, which is given
-        to them when the store is opened again.
+        """The whole files of blocks, including those that get their final name only when the store
+        is opened again.
         """
         store = self.simulation.folder / "store"
         for path in [*store.glob("blocks/*/*.block"), *store.glob("incoming/*/*.part")]:

@@ -1,4 +1,4 @@
-"""What must be true of workers."""
+"""Invariants of workers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ CHECKED_SHARE = 0.2  # of the loop's rounds
 
 
 class WorkerChecks(Part):
-    """Workers' loops, sessions and processes."""
+    """Checks workers' loops, sessions and processes."""
 
     def at_round(self, loop: WorkerLoop, *, timeout_seconds: float) -> None:
-        """A worker's loop waits for commands."""
+        """A worker's loop is about to poll for commands."""
         worker = next(
             (each for each in self.simulation.machine.workers.values() if each.loop is loop), None
         )
@@ -57,7 +57,7 @@ class WorkerChecks(Part):
                 )
 
     def _check_waits(self, loop: WorkerLoop) -> None:
-        """A waiting request's reason is true."""
+        """Every waiting request states a true reason."""
         cache = loop._cache
         for sequence in loop._ledger.live():
             scheduled = sequence.scheduled
@@ -71,7 +71,7 @@ class WorkerChecks(Part):
         cache._in_flight.check_invariants()
 
     def _check_memory(self, loop: WorkerLoop) -> None:
-        """No more keys and values than the budget allows."""
+        """Keys and values stay within the budget."""
         statistics = loop._scheduler.statistics()
         if (
             statistics.reserved_bytes > max(statistics.budget_bytes, 0)
@@ -82,7 +82,7 @@ class WorkerChecks(Part):
             )
 
     def check_rest(self, worker: SimulatedWorker) -> None:
-        """No agent waits for anything: a worker holds nothing, and has its sessions."""
+        """No agent waits any more: the worker holds nothing but its sessions."""
         self._check_rest(worker)
         self._check_sessions(worker)
         self._check_closed(worker)
@@ -120,7 +120,7 @@ class WorkerChecks(Part):
                 self._violation("nothing outlives its owner", f"session {name} was closed")
 
     def _check_sessions(self, worker: SimulatedWorker) -> None:
-        """Sessions are still there."""
+        """Sessions that requests have named still exist."""
         options = self.simulation.options
         calls = [each for each in self.simulation.scenario.actions if isinstance(each, Call)]
         opens = [each for each in calls if each.method == "POST" and "sessions" in each.path]
@@ -145,15 +145,15 @@ class WorkerChecks(Part):
                 self._violation("sessions stay", f"{name} of {model} is gone")
 
     def expired(self, sessions: list[Any]) -> None:
-        """Sessions are closed by age: none gets that old here. A clock that has jumped is believed
-        an hour later.
+        """Sessions expire. None gets that old here unless the clock jumps, and the server believes a
+        jump only after an hour.
         """
         if sessions and self.world.now - self.checks.excuses.jumped_at < 3500.0:
             self._violation("nothing expires early", f"{len(sessions)} sessions are closed by age")
 
     def killed(self, process: Process) -> None:
-        """The server kills a worker: only if something has happened to it, or while it loads, when
-        nothing else stops it.
+        """The server may kill a serving worker only after a fault; a loading one can be stopped
+        in no other way.
         """
         worker = self.simulation.machine.workers.get(process.pid)
         is_loading = worker is None or worker.loop is None
@@ -166,7 +166,7 @@ class WorkerChecks(Part):
             )
 
     def suspended(self, process: Process, *, seconds: float) -> None:
-        """A worker was suspended for this time: if it serves, it has been replaced."""
+        """A serving worker that was suspended for too long must have been replaced."""
         worker = self.simulation.machine.workers.get(process.pid)
         began = self.world.now - seconds
         front = self.simulation.front
@@ -178,7 +178,7 @@ class WorkerChecks(Part):
             )
 
     def verified(self, sequence: LiveSequence, draft: Draft, *, accepted: int) -> None:
-        """A step has verified a draft."""
+        """Count which part of a draft a step has accepted."""
         drafted = len(draft.token_ids)
         how_many = "all" if accepted == drafted else "some" if accepted else "none"
         place = sequence.known_tokens % BLOCK

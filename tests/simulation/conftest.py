@@ -8,7 +8,7 @@ from tests.simulation.pool import Worlds
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The search takes twenty seconds on any machine: it begins before all other tests."""
+    """Run the search first: it takes twenty seconds on any machine."""
     items.sort(key=lambda item: item.path.name != "test_simulation.py")
 
 

@@ -1,4 +1,4 @@
-"""A conversation as each protocol sends it, and as the model has to read it."""
+"""A conversation as each protocol sends it, and as the model must read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.device import BUNDLED
 Message: TypeAlias = dict[str, str]
 _ANSWERS = "<|im_start|>assistant\n"
 _NO_THOUGHT = "<think>\n\n</think>\n\n"
-PREFILL = "Well"  # how an answer begins that the client has begun
+PREFILL = "Well"  # the beginning of an answer that a request prefills
 # system prompts that agents share, by name
 SYSTEMS: Mapping[str, str] = {
     "short": "You are brief.",
@@ -98,12 +98,12 @@ def is_stored(turn: Turn) -> bool:
 
 
 def runs_in_background(turn: Turn) -> bool:
-    """Whether the answer does not need its client."""
+    """Whether the answer is generated without its client."""
     return turn.background and is_stored(turn)
 
 
 def begins_answer(turn: Turn) -> bool:
-    """Whether the last message of the request is the beginning of the answer."""
+    """Whether the last message of the request begins the answer."""
     return turn.prefills and turn.protocol in ("chat", "messages")
 
 
@@ -125,7 +125,7 @@ def _begun(turn: Turn) -> list[Message]:
 
 
 def _parts(turn: Turn, message: Message) -> str | list[dict[str, Any]]:
-    """The content of a message of the user, in two parts."""
+    """The content of a user's message, in two parts."""
     text = message["content"]
     if message["role"] != "user":
         return text
@@ -145,19 +145,19 @@ def as_read(turn: Turn, messages: Sequence[Message]) -> list[Message]:
 
 
 def prompt(turn: Turn, messages: Sequence[Message]) -> str:
-    """The text that the model has to read. messages: as it reads them."""
+    """The text that the model must read. messages: as it reads them."""
     read = _with_system(turn, messages)
     if turn.protocol == "completions":
         return "\n".join(message["content"] for message in read)
-    # Anthropic's clients have to ask for thoughts
+    # Anthropic's clients must ask for thinking
     options = {"enable_thinking": False} if turn.protocol == "messages" else {}
     rendered = _template().render(messages=read, add_generation_prompt=True, **options)
     return rendered + "".join(each["content"] for each in _begun(turn))
 
 
 def comparable(text: str) -> str:
-    """A prompt without the empty thoughts of earlier answers: the server puts back what the model
-    has read and written, with or without them.
+    """A prompt without the empty thoughts of earlier answers. The server restores the text that the
+    model has read and written, which may or may not have them.
     """
     *before, last = text.split(_ANSWERS)
     return _ANSWERS.join([each.removeprefix(_NO_THOUGHT) for each in before] + [last])

@@ -1,12 +1,13 @@
 """The simulated device: a toy model in the real engine, over real states of keys and values.
 
-The keys and values of a token depend on the token and its position alone, and the next token is a
-hash of the sums of all keys and values before it. So any key or value that is wrong, foreign,
-missing or twice there changes the text. All are whole numbers from 0 to 15, which survive any form of
-quantization if they are rounded, so that the same oracle holds for all forms.
+The keys and values of a token depend only on the token and its position, and the next token is a
+hash of the sums of all earlier keys and values. So any key or value that is wrong, foreign, missing
+or duplicated changes the text. All are integers from 0 to 15, which survive any form of quantization
+if they are rounded, so one oracle serves for all forms.
 
-A model may have a second layer, and the hash then depends on it, too: a window or a chunk, of which
-only the last tokens are summed, or a recurrent state, which depends on the order of all tokens.
+A model may have a second layer, on which the hash then depends, too: sliding-window or chunked
+attention, of which only the last tokens are summed, or a recurrent state, which depends on the
+order of all tokens.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from holdfast.worker.kv.window import ChunkKV, WindowKV
 from tests.simulation.world import World
 
 BUNDLED = Path(__file__).parents[2] / "src/holdfast/models/bundled/holdfast-demo"
-DIMENSION = 32  # numbers in a key, as many as one group of quantized ones
+DIMENSION = 32  # of a key, the size of one quantization group
 LEVELS = 16
 END_TOKEN = 2  # <|im_end|>
-ONE_IN = 60  # so many answers end after a token
-ONE_WIDE_IN = 6  # so many groups of four tokens begin with a character of several bytes
-PEAK = 1e4  # the logit of the only token that is possible
-SEEN_TOKENS = 100  # of a window, or the length of a chunk
+ONE_IN = 60  # one in 60 tokens ends the answer
+ONE_WIDE_IN = 6  # one in 6 groups of four tokens begins with a multi-byte character
+PEAK = 1e4  # the logit of the one possible token
+SEEN_TOKENS = 100  # the length of a window or a chunk
 _MODULUS = 251  # of the numbers in a recurrent state
 _FACTOR = 3  # by which a recurrent state is multiplied with every token
 _PHRASE_TOKENS = 8  # of a model that repeats itself
 _PHRASES = 8
-_NEW_PHRASE_ONE_IN = 6  # so often a phrase ends before its end
+_NEW_PHRASE_ONE_IN = 6  # one in 6 tokens starts another phrase
 
 SecondLayer: TypeAlias = Literal["none", "window", "chunk", "recurrent"]
 
@@ -63,7 +64,7 @@ def tokenizer() -> Tokenizer:
 
 @cache
 def plain_tokens() -> list[int]:
-    """Tokens that are words or parts of words, which no parser of answers reads as markup."""
+    """Tokens that are words or parts of words, so that no parser of answers reads them as markup."""
     found = tokenizer()
     size = found.get_vocab_size()
     texts = [found.decode([token], skip_special_tokens=False) for token in range(size)]
@@ -72,7 +73,7 @@ def plain_tokens() -> list[int]:
 
 @cache
 def _followers() -> dict[int, int]:
-    """The next token of each token in a phrase; the last one is followed by the first one."""
+    """The next token of each token in a phrase; the first follows the last."""
     plain = plain_tokens()
     found = {}
     for start in range(0, _PHRASES * _PHRASE_TOKENS, _PHRASE_TOKENS):
@@ -85,8 +86,8 @@ def _followers() -> dict[int, int]:
 class Weights:
     """The toy model.
 
-    second: its layer in addition to that of full attention. repeats: it says the same phrases again
-    and again, so that they can be drafted. adapters: the weights' versions, by name.
+    second: the layer after the one with full attention. repeats: it repeats a few phrases, so that
+    they can be drafted. adapters: names and versions of the weights.
     """
 
     name: str = ""
@@ -108,13 +109,13 @@ def fingerprint_of(weights: Weights) -> str:
 
 @cache
 def wide_characters() -> list[list[int]]:
-    """Characters of several bytes, each as its tokens: of four at most, one for each byte."""
+    """Multi-byte characters as tokens: one per byte, four at most."""
     return [tokenizer().encode(each).ids for each in "éßñ→日語🎉🦊"]
 
 
 @lru_cache(maxsize=1 << 12)
 def _wide_token(position: int, weights: Weights) -> int | None:
-    """A token of a character of several bytes, which begin at some positions divisible by four."""
+    """A token of a multi-byte character; these begin at some positions divisible by four."""
     group, place = divmod(position, 4)
     digest = hashlib.blake2b(f"{group} {weights.name} wide".encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
@@ -125,7 +126,7 @@ def _wide_token(position: int, weights: Weights) -> int | None:
 
 @lru_cache(maxsize=1 << 16)
 def _digest(token: int, position: int, weights: str) -> bytes:
-    """From what the key and the value of a token are made."""
+    """The bytes from which the key and the value of a token are made."""
     seed = f"{token} {position} {weights}".encode()
     return hashlib.blake2b(seed, digest_size=2 * DIMENSION).digest()
 
@@ -140,7 +141,7 @@ def rows_of(tokens: Sequence[int], start: int, weights: Weights) -> np.ndarray[A
 
 
 def _second_rows(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Those of the second layer."""
+    """Keys and values of the second layer."""
     return np.roll(rows, 1, axis=0)
 
 
@@ -168,7 +169,8 @@ def _advanced(state: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]) -> np.nda
 def next_token(sums: np.ndarray[Any, Any], position: int, last: int, weights: Weights) -> int:
     """The token after `position` tokens, of which `last` is the last.
 
-    sums: of keys and values in the first layer, and what the second one has: [2 or 4, DIMENSION].
+    sums: of keys and values in the first layer, then the sums or the state of the second one, if
+        there is one; [2 or 4, DIMENSION].
     """
     exact = np.rint(sums).astype(np.int64).tobytes()
     digest = hashlib.blake2b(exact + f"{position} {weights.name}".encode(), digest_size=8).digest()
@@ -186,7 +188,7 @@ def next_token(sums: np.ndarray[Any, Any], position: int, last: int, weights: We
 
 
 class Oracle:
-    """What the model with these weights would say, computed from the tokens alone."""
+    """The right answers of a model with these weights, computed from the tokens alone."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -229,7 +231,7 @@ class ToyRunner(Runner):
         self._weights = weights
         self._vocab_size = vocab_size
         self.is_poisoned = False  # the next step computes NaN
-        self.is_failing = False  # the next step leaves other numbers than it should
+        self.is_failing = False  # the next step computes wrong keys and values
 
     def fresh_layers(
         self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
@@ -291,9 +293,9 @@ class ToyRunner(Runner):
         return found
 
     def _end_pass(self, passes: Sequence[_Pass]) -> None:
-        """Leave states as the real layouts do."""
+        """Leave the sequences' states as the real layouts do."""
         states = [each.layer for each in passes if each.span.is_row and each.states]
-        if len(states) > 1:  # they are rows of one array
+        if len(states) > 1:  # as rows of one array
             stack = mx.concatenate([layer[0] for layer in states])
             mx.eval(stack)
             for row, layer in enumerate(states):
@@ -343,14 +345,14 @@ class ToyRunner(Runner):
     def _sums(self, layer: Layer, tokens: int) -> np.ndarray[Any, Any]:
         """The sums of all keys and of all values, [2, DIMENSION]."""
         sums = np.zeros((2, DIMENSION))
-        if isinstance(layer, FullKV):  # without a further computation on the device
+        if isinstance(layer, FullKV):  # without another computation on the device
             for buffers, low, high in layer.stored(tokens):
                 views = [np.array(each, copy=False)[:, :, low:high] for each in buffers]
                 sums += np.concatenate(views, axis=1)[0].sum(axis=1)
             return sums
         assert isinstance(layer, QuantizedKV)
         for keys, values in layer.parts(tokens):
-            # quantization moves a number by less than a half
+            # quantization changes a number by less than a half
             sums += [np.rint(np.array(each)).sum((0, 1, 2)) for each in (keys, values)]
         return sums
 
@@ -390,7 +392,7 @@ class SimulatedFailure(RuntimeError):
 
 
 class Fault(enum.Enum):
-    """What a step of the device may do instead."""
+    """How a step of the device fails."""
 
     ERROR = "raises an error"
     NAN = "computes NaN"

@@ -1,16 +1,16 @@
 """The disk of the simulated world: real files in a folder, under the calls of Python that reach them.
 
-Each call beneath the folder is an event: others may run before it, it takes virtual time, it can
-fail as planned, and it belongs to the process that makes it. `disk_calls.py` brings Python's calls
-here, `disk_durability.py` knows what is synced, and `disk_sqlite.py` has the databases.
+Each call beneath the folder is an event: other tasks may run before it, it takes virtual time, it can
+fail as planned, and it belongs to the process that makes it. `disk_calls.py` redirects Python's calls
+to this file, `disk_durability.py` tracks which data is synced, and `disk_sqlite.py` has the databases.
 
 Not modelled: symbolic links; changes of permissions undone by a power cut; a drive's cache that only
 F_FULLFSYNC flushes; bytes that SQLite wrote but did not sync, except the end of its write-ahead
 log (so answers.py with `synchronous = OFF` loses less than it might); bytes of an earlier file in
 a new one; writes by `mmap` and changes of the folder while no world runs, which count as synced;
-cursors from `Connection.cursor`, whose statements are no events; a bound on open files, except by a
-plan for EMFILE. SQLite's files do not count in `full`: plan errors of "sqlite". Their times never
-change.
+statements of cursors from `Connection.cursor`, which do not count as events; a limit on open files,
+except by a plan for EMFILE. `full` does not apply to SQLite's files: plan errors of "sqlite". Their
+timestamps never change.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from tests.simulation.world import Killed, Process, World, world_or_none
 OPERATIONS = (
     "open", "read", "write", "sync", "rename", "unlink", "stat", "list", "mkdir", "touch", "sqlite",
 )  # fmt: skip
-SHORT = -1  # planned for "read" and "write" in place of an error: only a part of the bytes
-FIRST_DESCRIPTOR = 2_000_000  # ours differ from the kernel's, and none is used twice
+SHORT = -1  # planned for "read" and "write" instead of an error: only part of the bytes
+FIRST_DESCRIPTOR = 2_000_000  # above the kernel's descriptors; none is reused
 _CHANGING = {"open", "write", "sync", "rename", "unlink", "mkdir", "touch", "sqlite"}
 _VOLUME_PAGES = 1 << 28
 
 
 @dataclass(slots=True)
 class Plan:
-    """Calls that fail: of the calls of an operation whose path contains `only`, those from number
-    `first` on, `left` in all.
+    """Planned failures: of the calls of an operation whose path contains `only`, `left` calls fail,
+    from number `first` on.
     """
 
     operation: str
@@ -77,8 +77,8 @@ class Descriptor:
 class SimulatedDisk:
     """The files beneath one folder, in one world.
 
-    full: writes fail with ENOSPC. counts: the calls of tasks, by operation. misuses: uses of
-    descriptors that were closed before.
+    full: writes fail with ENOSPC. counts: calls of tasks, by operation. misuses: uses of closed
+    descriptors.
     """
 
     def __init__(self, world: World, folder: str | Path) -> None:
@@ -93,10 +93,10 @@ class SimulatedDisk:
         self.durability = Durability(world, self.folder, self.random)
         self.connections: dict[int, weakref.ref[Connection]] = {}
         self._is_bypassed = False
-        self.may_lie = False  # a call may have said that a file is not there
+        self.may_lie = False  # a call may have failed with ENOENT although the file exists
         self._plans: list[Plan] = []
         self._done: Counter[str] = Counter()  # writes and syncs that have succeeded
-        self._then: list[tuple[str, int, Callable[[], None]]] = []  # what happens after how many
+        self._then: list[tuple[str, int, Callable[[], None]]] = []  # callbacks, and after how many
         self._numbers = itertools.count(FIRST_DESCRIPTOR)
         self._descriptors: dict[int, Descriptor] = {}
         self._owned: dict[Process, dict[int, Descriptor]] = {}
@@ -104,7 +104,7 @@ class SimulatedDisk:
         _disk = self
 
     def close(self) -> None:
-        """Close what is still open, and forget what a power cut could bring back."""
+        """Close all open files, and delete the copies for power cuts."""
         global _disk
         for process in list(self._owned):
             self._end(process)
@@ -115,8 +115,8 @@ class SimulatedDisk:
 
     @contextmanager
     def bypassed(self) -> Iterator[None]:
-        """Calls reach the real files, are no events, and never fail. For what looks at the disk from
-        outside, between two events.
+        """Calls go to the real files, without events and planned failures. For checks that look at the
+        disk from outside, between two events.
         """
         self._is_bypassed = True
         try:
@@ -126,7 +126,7 @@ class SimulatedDisk:
 
     @property
     def is_used(self) -> bool:
-        """Whether calls beneath the folder are this disk's now."""
+        """Whether this disk handles calls beneath the folder now."""
         return world_or_none() is self.world and not self._is_bypassed
 
     # -- faults
@@ -134,7 +134,7 @@ class SimulatedDisk:
     def plan(
         self, operation: str, error: int, *, nth: int = 1, count: int = 10**9, only: str = ""
     ) -> Plan:
-        """Let the n-th next call of tasks fail, and those after it, `count` in all."""
+        """Let `count` calls of tasks fail, from the n-th next one on."""
         assert operation in OPERATIONS, operation
         assert error > 0 or (error == SHORT and operation in ("read", "write"))
         plan = Plan(operation, error, nth, count, only)
@@ -145,7 +145,7 @@ class SimulatedDisk:
     def after(
         self, operation: Literal["write", "sync"], count: int, then: Callable[[], None]
     ) -> None:
-        """Let something happen when so many more writes or syncs have succeeded."""
+        """Call `then` after `count` more successful writes or syncs."""
         self._then.append((operation, self._done[operation] + count, then))
 
     def _did(self, operation: str) -> None:
@@ -156,13 +156,13 @@ class SimulatedDisk:
             then()
 
     def heal(self) -> None:
-        """Forget all plans and what is to happen after writes and syncs; there is room again."""
+        """Drop all planned failures and callbacks; the disk is no longer full."""
         self._plans.clear()
         self._then.clear()
         self.full = False
 
     def damage(self, path: str) -> None:
-        """Change a file in one of the ways that disks and people do."""
+        """Corrupt a file in one of the ways that disks and people do."""
         old, dice = content_of(path), self.random
         new = bytearray(old)
         kind = dice.choice(("flip", "flip", "cut", "extend", "blank", "replace"))
@@ -182,24 +182,24 @@ class SimulatedDisk:
         self.world.note("damaged", kind, place, self._short(path))
 
     def vanish(self, path: str) -> None:
-        """Let a file or a whole folder disappear, as if somebody had deleted it."""
+        """Remove a file or a whole folder, as if somebody had deleted it."""
         self.durability.settle_all()
         remove(path)
         self.world.note("vanished", self._short(path))
 
     def files(self, suffix: str) -> list[str]:
-        """The paths of the files with such names, in order."""
+        """The sorted paths of the files with this suffix."""
         return [path for path in files(self.folder) if path.endswith(suffix)]
 
     def power_cut(self, *, loses_all: bool) -> None:
-        """Leave what a disk may hold after a power cut. All processes must be dead. loses_all: nothing
-        that was not synced is there.
+        """Put the files into a state that a power cut may leave. All processes must be dead. loses_all:
+        all unsynced data is lost.
         """
         assert all(each.owner is self.world.outside for each in self._descriptors.values())
         assert not self.living_connections(), "kill all processes first"
         self.durability.power_cut(loses_all=loses_all)
 
-    # -- what is open
+    # -- open files
 
     def open_files(self, process: Process) -> list[str]:
         """The paths of the files and databases that a process has open."""
@@ -229,8 +229,8 @@ class SimulatedDisk:
     # -- events
 
     def enter(self, operation: str, path: str) -> int:
-        """The event before an operation. Raises Killed and OSError. Returns 0 or SHORT; of a
-        sync, the number of the error that it ends with.
+        """The event before an operation. Raises Killed and OSError. Returns 0 or SHORT; for a
+        sync, the number of the error that it will fail with.
         """
         world = self.world
         task = world.current
@@ -240,7 +240,7 @@ class SimulatedDisk:
             raise Killed
         chance = self.random.random()
         if operation == "sync":
-            pass  # takes its time between its beginning and its end
+            pass  # `fsync` waits between its beginning and its end
         elif chance < 0.04:
             world.block(0.002 * self.random.random())
         elif operation in _CHANGING or chance > 0.75:
@@ -272,7 +272,7 @@ class SimulatedDisk:
     # -- descriptors
 
     def seen(self, real: os.stat_result) -> os.stat_result:
-        """A status as the world sees it."""
+        """A file's status with the simulated inode number and times."""
         inode = self.durability.inode(real)
         accessed, modified, changed = inode.accessed, inode.modified, inode.changed
         return os.stat_result(
@@ -401,7 +401,7 @@ class SimulatedDisk:
                 grave = known.removed(target, replaced=True)
         Real.rename(source, target)
         known.inode(status).changed = known.mark()
-        if stat.S_ISDIR(status.st_mode):  # what is in it has another path now
+        if stat.S_ISDIR(status.st_mode):  # the paths of its contents have changed
             known.settle_all()
         known.record("rename", source, target, grave=grave, inode=replaced if grave else None)
 
@@ -433,7 +433,7 @@ class SimulatedDisk:
             inode.accessed, inode.modified = times or (inode.changed, inode.changed)
 
     def entries(self, path: str) -> list[os.DirEntry[str]]:
-        """What a folder contains, in any order."""
+        """The entries of a folder, in random order."""
         self.enter("list", path)
         with Real.scandir(path) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
@@ -443,7 +443,7 @@ class SimulatedDisk:
     # -- calls with a descriptor
 
     def close_descriptor(self, number: int) -> None:
-        """Close a file. No event, because the end of an object may close its file anywhere."""
+        """Close a file. Not an event, because garbage collection may close a file anywhere."""
         self._close(self.descriptor(number, "close"))
 
     def _close(self, descriptor: Descriptor) -> None:
@@ -499,7 +499,7 @@ class SimulatedDisk:
             size = self.random.randrange(1, size)
             return self._write(descriptor, first_bytes(buffers, size), size, offset)
         if size > PAGE and self.world.current is not None and self.random.random() < 0.2:
-            # a kill, or another reader, comes in the middle
+            # a kill or another reader may come between two parts
             first = self.random.randrange(1, size)
             done = self._write(descriptor, first_bytes(buffers, first), first, offset)
             self.world.yield_now()
@@ -521,7 +521,7 @@ class SimulatedDisk:
         if descriptor.appends:
             place = inode.size
         if self.full and place + size > inode.size:
-            size = self.random.randrange(size)  # there is room for a part
+            size = self.random.randrange(size)  # only a part fits
             if not size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             buffers = first_bytes(buffers, size)
@@ -555,7 +555,7 @@ class SimulatedDisk:
         descriptor = self.descriptor(number, "fsync")
         error = self.enter("sync", descriptor.path)
         known, inode = self.durability, descriptor.inode
-        # what is changed while the sync runs may stay unsynced
+        # changes during the sync may stay unsynced
         changes = known.touching(descriptor.path) if descriptor.is_folder else []
         began = known.sync_began(inode)
         if self.world.current is not None:
@@ -573,7 +573,7 @@ class SimulatedDisk:
         self._did("sync")
 
     def flock(self, number: int, how: int) -> None:
-        """Locks are the kernel's, but nobody waits in real time."""
+        """Lock with the kernel's locks, but wait in virtual time."""
         while True:
             real = self.descriptor(number, "flock").real
             try:
@@ -588,12 +588,12 @@ _disk: SimulatedDisk | None = None
 
 
 def disk_now() -> SimulatedDisk | None:
-    """The disk of the world that runs."""
+    """The disk of the running world, if it is in use."""
     return _disk if _disk is not None and _disk.is_used else None
 
 
 class _Names:
-    """Random names of temporary files, the same for the same seed."""
+    """Names of temporary files, deterministic by seed."""
 
     def __init__(self, source: random.Random) -> None:
         self._source = source

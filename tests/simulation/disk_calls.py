@@ -1,5 +1,5 @@
-"""Python's calls that reach files, replaced: what lies beneath the folder of the simulated disk goes
-to it, everything else to the kernel.
+"""Replacements of Python's file calls: paths beneath the folder of the simulated disk go to it,
+everything else to the kernel.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class RawFile(io.RawIOBase):
 
 
 def _own_path(path: Any, place: int | None = None) -> str | None:
-    """The path as a string if it is in the folder of the world that runs."""
+    """The path as a string if it is in the running world's folder."""
     disk = disk_now()
     if disk is None or isinstance(path, int):
         return None
@@ -154,7 +154,7 @@ def _own_path(path: Any, place: int | None = None) -> str | None:
 
 
 def _of_disk(number: int) -> SimulatedDisk:
-    """The disk of one of our descriptors. Raises OSError if its world is over."""
+    """The disk of a simulated descriptor. Raises OSError if its world has ended."""
     disk = disk_now()
     if disk is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), f"descriptor {number}")
@@ -201,7 +201,7 @@ def _by_descriptor(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _passed_on(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    """For calls that need no more than the kernel's descriptor."""
+    """For calls that only need the kernel's descriptor."""
 
     def call(file: Any, *args: Any, **more: Any) -> Any:
         if isinstance(file, int) and file >= FIRST_DESCRIPTOR:

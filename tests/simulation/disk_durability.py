@@ -1,9 +1,9 @@
-"""What of the simulated disk's files is synced, and what a power cut leaves of the rest.
+"""Tracks which data of the simulated disk is synced, and chooses what a power cut loses.
 
-A power cut keeps what was synced. Of the names changed since their folder was synced, any may be
-undone, but not one before another that it follows. Of the bytes written since their file was synced,
-all, none, the first ones or some pages may be there. What is older than `SETTLED_SECONDS` counts as
-synced. The real files always have the newest content; what leads back from it is kept here.
+A power cut keeps all synced data. Of the changes of names since their folder was synced, any may be
+undone, but none without those that depend on it. Of the bytes written since their file was synced,
+all, none, the first ones or some pages may survive. Writes older than `SETTLED_SECONDS` count as
+synced. The real files always have the newest content; this file keeps an undo log.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from tests.simulation.disk_kernel import PAGE, Real, content_of, exists, files, is_sqlite, remove
 from tests.simulation.world import EPOCH, World
 
-SETTLED_SECONDS = 30.0  # after which an operating system writes what nobody synced
-_TICK = 0.004  # of the clock that marks files
+SETTLED_SECONDS = 30.0  # after which an operating system writes dirty pages by itself
+_TICK = 0.004  # the resolution of timestamps
 
 
 @dataclass(slots=True, eq=False)
 class Inode:
-    """A file or folder, whatever its names."""
+    """A file or folder, independent of its names."""
 
     number: int
     names: int
@@ -35,18 +35,18 @@ class Inode:
     modified: float
     changed: float
     opens: int = 0
-    graves: int = 0  # hidden names that keep it for a power cut
-    # what leads back to the content at the last sync: its size, and overwritten bytes
+    graves: int = 0  # hidden links that keep it for a power cut
+    # the undo log back to the last sync: the size, and overwritten bytes with their offsets
     synced_size: int = 0
     undo: list[tuple[int, bytes]] = field(default_factory=list)
-    guarded: int = 0  # so many bytes are kept in `undo` when they are overwritten
+    guarded: int = 0  # overwritten bytes below this offset are saved in `undo`
     dirty_since: float = 0.0
-    is_fooled: bool = False  # a sync failed: what was not synced then never is
+    is_fooled: bool = False  # a sync failed: the bytes dirty at that time are never synced
 
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """A change of names that a power cut may undo."""
+    """A change of directory entries that a power cut may undo."""
 
     kind: str  # "create", "mkdir", "unlink", "rmdir", "rename" or "link"
     at: float
@@ -63,7 +63,7 @@ class Durability:
 
     def __init__(self, world: World, folder: str, source: random.Random) -> None:
         self.world, self.folder, self.random = world, folder, source
-        # where the part of each write-ahead log begins and ends that a power cut may lose
+        # start and end of the part of each write-ahead log that a power cut may lose
         self.log_ends: dict[str, tuple[int, int]] = {}
         self._inodes: dict[int, Inode] = {}  # by the kernel's number
         self._numbers = itertools.count(1000)
@@ -75,13 +75,13 @@ class Durability:
         Real.mkdir(self._graves)
 
     def close(self) -> None:
-        """Forget what a power cut could bring back."""
+        """Delete the removed files that a power cut could bring back."""
         shutil.rmtree(self._graves, ignore_errors=True)
 
     # -- inodes
 
     def mark(self) -> float:
-        """The time that is noted at a file which changes now."""
+        """The timestamp of a file that changes now."""
         now = self.world.wall()
         return now - now % _TICK
 
@@ -96,7 +96,7 @@ class Durability:
         return found
 
     def fresh_inode(self, real: os.stat_result, path: str) -> Inode:
-        """The inode of a file that has just been made."""
+        """The inode of a file that was just created."""
         is_reused = self._free_numbers and not is_sqlite(path) and self.random.random() < 0.5
         number = self._free_numbers.pop() if is_reused else next(self._numbers)
         now = self.mark()
@@ -107,7 +107,7 @@ class Durability:
         return found
 
     def release(self, inode: Inode) -> None:
-        """If an inode has no names, and nobody has it open, it is free again."""
+        """Free an inode that has no names and is not open."""
         if not (inode.names or inode.graves or inode.opens):
             self._dirty.pop(inode, None)
             self._free_numbers.append(inode.number)
@@ -138,12 +138,12 @@ class Durability:
                 inode.undo.append((place, Real.pread(file.fileno(), size, place)))
 
     def sync_began(self, inode: Inode) -> tuple[int, int]:
-        """A sync of a file begins. Returns what `synced` needs at its end."""
+        """A sync of a file begins. Returns the argument of `synced` at its end."""
         inode.guarded = max(inode.guarded, inode.size)
         return len(inode.undo), inode.size
 
     def synced(self, inode: Inode, began: tuple[int, int]) -> None:
-        """What was written before a sync began is durable."""
+        """A sync has ended: all bytes written before it began are durable."""
         if inode.is_fooled:
             return
         undone, size = began
@@ -153,11 +153,11 @@ class Durability:
             self._dirty.pop(inode, None)
 
     def sync_failed(self, inode: Inode) -> None:
-        """As on Linux: the kernel forgets that the bytes were not written."""
+        """As on Linux, the kernel marks the pages clean although they were not written."""
         inode.is_fooled = inode.is_fooled or inode in self._dirty
 
     def overwrite(self, path: str, content: bytes) -> None:
-        """Give a file another content, which is durable at once."""
+        """Replace a file's content. The new content is durable."""
         with Real.file(path, "wb", buffering=0) as file:
             file.write(content)
         inode = self.inode(Real.lstat(path))
@@ -168,14 +168,14 @@ class Durability:
     # -- names
 
     def record(self, kind: str, *paths: str, grave: str = "", inode: Inode | None = None) -> None:
-        """Remember a change of names. grave, inode: of the file that it removed."""
+        """Record a change of names. grave, inode: of the removed file."""
         if not any(map(is_sqlite, paths)):
             self._settle(self._count_settled())
             self._changes.append(_Change(kind, self.world.now, paths, grave, inode))
 
     def removed(self, path: str, *, replaced: bool = False) -> str:
-        """A name of a file is about to be removed, or replaced by another file. Returns where the
-        file is kept for a power cut; "" if it is not. If it is not replaced, its name is gone.
+        """A file's name is about to be removed, or replaced by another file. Returns where the file is
+        kept for a power cut, or "". Unlinks the name unless it will be replaced.
         """
         status = Real.lstat(path)
         inode = self.inode(status)
@@ -193,11 +193,11 @@ class Durability:
         return grave
 
     def forget(self, status: os.stat_result) -> None:
-        """A folder is gone."""
+        """Forget a removed folder."""
         self._inodes.pop(status.st_ino, None)
 
     def settle_all(self) -> None:
-        """All changes of names are durable now."""
+        """Make all changes of names durable."""
         self._settle(len(self._changes))
 
     def _count_settled(self) -> int:
@@ -205,13 +205,13 @@ class Durability:
         return sum(1 for _ in itertools.takewhile(lambda each: each.at < before, self._changes))
 
     def _settle(self, count: int) -> None:
-        """The oldest changes are durable now."""
+        """Make the oldest changes durable."""
         oldest = self._changes[:count]
         del self._changes[:count]
         self._forget_graves(oldest)
 
     def touching(self, folder: str) -> list[_Change]:
-        """The changes in a folder, and those that they follow."""
+        """The changes in a folder, and those that they depend on."""
         found = []
         needed: set[str] = set()
         for change in reversed(self._changes):
@@ -221,7 +221,7 @@ class Durability:
         return found
 
     def make_durable(self, changes: Iterable[_Change]) -> None:
-        """These changes cannot be undone any more."""
+        """Make these changes durable: a power cut no longer undoes them."""
         gone = dict.fromkeys(changes)
         self._changes = [change for change in self._changes if change not in gone]
         self._forget_graves(gone)
@@ -238,8 +238,8 @@ class Durability:
     # -- a power cut
 
     def power_cut(self, *, loses_all: bool) -> None:
-        """Leave what a disk may hold after a power cut. loses_all: nothing that was not synced is
-        there; otherwise it loses some of it.
+        """Put the files into a state that a power cut may leave. loses_all: all unsynced data is lost,
+        otherwise some of it.
         """
         self._settle(self._count_settled())
         lost = list(self._changes) if loses_all else self._lost_changes()
@@ -265,7 +265,7 @@ class Durability:
         self.world.tell(f"power cut: {len(lost)} names undone, {torn} files torn")
 
     def _lost_changes(self) -> list[_Change]:
-        """Choose the changes of names that are undone, in order."""
+        """Choose the changes of names to undo, in order."""
         changes = self._changes
         style = self.random.choice(("none", "all", "end", "some", "some"))
         if style == "none":
@@ -311,7 +311,7 @@ class Durability:
             change.inode.names += 1
 
     def _tear(self, path: str, inode: Inode, *, loses_all: bool) -> bool:
-        """Choose what a file that was not synced contains."""
+        """Choose the content of a file that was not synced."""
         new = content_of(path)
         old = bytearray(new)
         for place, saved in reversed(inode.undo):
@@ -347,7 +347,7 @@ class Durability:
     def _tear_database(self, path: str, *, loses_all: bool) -> None:
         chance = self.random.random()
         log = f"{path}-wal"
-        if os.path.dirname(path).endswith("/index"):  # may be lost: it is built anew from the files
+        if os.path.dirname(path).endswith("/index"):  # it may be lost: it is rebuilt from the files
             if chance < 0.1:
                 Real.unlink(path)
                 return
@@ -367,7 +367,7 @@ class Durability:
 
 
 def flip(path: str, source: random.Random) -> None:
-    """Flip one bit of a file, by chance. Does nothing to an empty file."""
+    """Flip one random bit of a file, unless it is empty."""
     with Real.file(path, "r+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size:

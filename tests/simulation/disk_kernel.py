@@ -1,4 +1,4 @@
-"""The system calls that the simulated disk replaces, and what it does with them itself."""
+"""The real system calls that the simulated disk replaces, and functions that use them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Real:
 
 
 def exists(path: str) -> bool:
-    """Whether there is something of this name."""
+    """Whether a path exists, also as a broken link."""
     try:
         Real.lstat(path)
     except OSError:
@@ -39,7 +39,7 @@ def exists(path: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove a file or a whole folder, by the kernel's calls."""
+    """Remove a file or a whole folder, with the real calls."""
     if not stat.S_ISDIR(Real.lstat(path).st_mode):
         Real.unlink(path)
         return
@@ -51,7 +51,7 @@ def remove(path: str) -> None:
 
 
 def is_sqlite(path: str) -> bool:
-    """Whether SQLite reads and writes this file by itself."""
+    """Whether SQLite accesses this file from C, past Python's calls."""
     return path.endswith(_SQLITE_SUFFIXES)
 
 
@@ -63,7 +63,7 @@ def content_of(path: str) -> bytes:
 
 def files(folder: str) -> list[str]:
     """The paths of all files beneath a folder, in order, without those that SQLite maps into memory:
-    to truncate them ends the real process.
+    truncating them would kill the real process.
     """
     with Real.scandir(folder) as entries:
         found = sorted((entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries)

@@ -1,5 +1,5 @@
-"""SQLite on the simulated disk. It makes its own system calls, between two calls of Python; whatever
-else happens, happens before or after such a call.
+"""SQLite on the simulated disk. Its C code makes its system calls itself, so a statement is atomic in
+the simulation: other tasks run before or after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BUSY_DELAYS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.025, 0.025, 0.0
 
 
 class Connection(sqlite3.Connection):
-    """A connection that waits for others in virtual time, and that its process does not outlive."""
+    """A connection that waits for locks in virtual time, and that ends with its process."""
 
     def __init__(
         self,
@@ -79,8 +79,8 @@ class Connection(sqlite3.Connection):
         return super().in_transaction
 
     def crash(self) -> None:
-        """Close the file as the kernel does, for a killed process: nothing is committed, and the
-        log is not merged.
+        """Close the file as the kernel does for a killed process: without a commit and without a
+        checkpoint of the log.
         """
         others = [
             each
@@ -104,7 +104,7 @@ class Connection(sqlite3.Connection):
                     file.truncate()
 
     def _note_log(self, log: bytes) -> None:
-        """Remember which end of the log is not in the database yet."""
+        """Note which part of the log is not yet in the database."""
         self.disk.durability.log_ends.pop(self.path, None)
         try:
             shared = content_of(self.path + "-shm")[:136]

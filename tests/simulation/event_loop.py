@@ -14,7 +14,7 @@ _hashes = itertools.count(1)
 
 
 class _Future(asyncio.Future[Any]):
-    """Sets of it have the same order in every process."""
+    """With a deterministic hash, so that sets have the same order in every process."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -25,10 +25,10 @@ class _Future(asyncio.Future[Any]):
 
 
 class _Task(asyncio.Task[Any]):
-    """So have sets of this."""
+    """With a deterministic hash, too."""
 
     def __init__(self, coroutine: Any, **more: Any) -> None:
-        self._hash = next(_hashes)  # before the loop learns of it
+        self._hash = next(_hashes)  # before the base class registers the task
         super().__init__(coroutine, **more)
 
     def __hash__(self) -> int:
@@ -36,7 +36,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Waits in the world instead of in `select`."""
+    """Blocks in the world instead of in `select`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return world().now
 
-    # what BaseEventLoop needs
+    # the interface that BaseEventLoop needs
 
     def select(self, timeout: float | None) -> list[Any]:
         found = world()

@@ -1,4 +1,4 @@
-"""What has gone wrong in a run, and what it excuses."""
+"""The faults of a run, and the failures that they excuse."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tests.simulation.world import Process
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
 
-LONGEST_SILENCE = 120.0  # of a worker that serves, until it is killed
-EXCUSE_OF_WRITES_SECONDS = 10.0  # until an end is written, at the latest
-# For how many seconds after a trouble requests may fail that begin then; those that run when it comes
-# may fail, too. Errors of the disk never make a request fail.
+LONGEST_SILENCE = 120.0  # of a serving worker, after which it is killed
+EXCUSE_OF_WRITES_SECONDS = 10.0  # within which the end of a response is written
+# Requests that begin within this many seconds after a fault may fail, as may those that run when it
+# happens. Disk errors never make a request fail.
 RECOVERY_SECONDS = {
-    "a step raises an error": 0.0,  # then each request is tried alone
+    "a step raises an error": 0.0,  # each request is then retried alone
     "a step computes NaN": 0.0,
     "the planned step": 0.0,  # of a sweep, like the next three
     "the planned allocation": 0.0,
     "the planned message": 30.0,
     "the planned spawn": 30.0,
     "a step is slow": 30.0,
-    "a step hangs": 90.0,  # until its worker is killed, and another one is loaded
-    "a step kills its process": 90.0,  # with the waits after several deaths
+    "a step hangs": 90.0,  # until its worker is killed and replaced
+    "a step kills its process": 90.0,  # with the backoff after several deaths
     "worker dies": 90.0,
     "workers keep dying": 90.0,
     "no process starts": 90.0,
     "worker is suspended": 30.0,
     "a load raises an error": 90.0,
     "a load kills its process": 90.0,
-    "a load hangs": 700.0,  # it is ended after ten minutes without progress
+    "a load hangs": 700.0,  # it is killed after ten minutes without progress
     "server dies": 30.0,
     "server restarts": 20.0,
     "power cut": 30.0,
@@ -40,7 +40,7 @@ RECOVERY_SECONDS = {
     "machine sleeps": 30.0,
     "model is unloaded": 20.0,
 }
-# For how many seconds after a trouble the server may kill a worker that serves.
+# For this many seconds after a fault, the server may kill a serving worker.
 KILL_SECONDS = {
     "a step is slow": 30.0,
     "a step hangs": LONGEST_SILENCE,
@@ -51,7 +51,7 @@ KILL_SECONDS = {
     "power cut": 90.0,
     "weights change": 90.0,
 }
-# For how many seconds after a trouble a request that may have killed workers is refused.
+# For this many seconds after a fault, a request that may have killed workers may be refused.
 REFUSED_SECONDS = dict.fromkeys(
     (
         "a step hangs", "a step is slow", "a step kills its process", "worker dies",
@@ -59,7 +59,7 @@ REFUSED_SECONDS = dict.fromkeys(
     ),
     3600.0,
 )  # fmt: skip
-# troubles after which everything that was stored is still there
+# faults that do not affect stored data
 HARMLESS_TO_STORE = {
     "worker dies", "worker dies after writes", "workers keep dying", "no process starts",
     "worker is suspended", "worker hangs", "a step hangs", "step kills", "a step kills its process",
@@ -68,12 +68,12 @@ HARMLESS_TO_STORE = {
     "server dies", "server restarts", "power cut", "power cut after syncs", "machine sleeps",
     "clock jumps", "model is unloaded",
 }  # fmt: skip
-# troubles after which a stored block may be missing or damaged
+# faults after which a stored block may be missing or damaged
 OF_DISK = {"disk error", "disk is full", "file is damaged", "file vanishes", "power cut"}
 
 
 class _Excuse(NamedTuple):
-    """Something has gone wrong. model: whose requests it affects; "": of all."""
+    """A fault. model: whose requests it affects; "": all."""
 
     kind: str
     at: float
@@ -81,7 +81,7 @@ class _Excuse(NamedTuple):
 
 
 class Excuses(Part):
-    """What has gone wrong."""
+    """Records the faults of a run."""
 
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
@@ -90,7 +90,7 @@ class Excuses(Part):
         self.jumped_at = -math.inf  # when the wall clock jumped ahead
 
     def add(self, kind: str, *, model: str = "") -> None:
-        """Something goes wrong, so that requests may fail. model: whose; "": of all."""
+        """Record a fault. model: whose requests may fail; "": all."""
         self.all.append(_Excuse(kind, self.world.now, model))
         self.checks.saw(self.simulation.front, kind)
 
@@ -99,19 +99,19 @@ class Excuses(Part):
         self.sleeps.append((self.world.now - seconds, seconds))
 
     def slept_since(self, at: float) -> float:
-        """For how many seconds, which no time limit of the server counts."""
+        """The seconds slept since then, which no time limit of the server counts."""
         return sum(seconds for began, seconds in self.sleeps if began >= at)
 
     def fault(self, process: Process, what: str) -> None:
-        """A step or a load of a worker does not work."""
+        """Record a failed step or load of a worker."""
         worker = self.simulation.machine.workers.get(process.pid)
         self.add(what, model=worker.name if worker is not None else "")
 
     def has_excuse(
         self, model: str, began: float, seconds: Mapping[str, float] = RECOVERY_SECONDS
     ) -> bool:
-        """Whether something has gone wrong that may make a model's requests fail which began then
-        and have not ended yet. seconds: for how long after each kind of trouble.
+        """Whether a fault may make a model's requests fail that began at this time and still run.
+        seconds: by kind, for how long after a fault.
         """
         return any(
             began <= each.at + seconds.get(each.kind, -math.inf) + self.slept_since(each.at)
@@ -121,13 +121,13 @@ class Excuses(Part):
 
     @property
     def recovered_at(self) -> float:
-        """When the server has recovered from everything, at the latest."""
+        """The time by which the server must have recovered from all faults."""
         return max(
             (each.at + RECOVERY_SECONDS.get(each.kind, 0.0) for each in self.all), default=0.0
         )
 
     def disk_has_failed(self) -> bool:
-        """Whether the disk has failed, or has lost what was not durable."""
+        """Whether the disk has failed or has lost unsynced data."""
         return any(kind in OF_DISK for kind, _, _ in self.all)
 
     def server_died_near(self, at: float) -> bool:

@@ -1,4 +1,4 @@
-"""What can go wrong in the simulated world, and how it is made to."""
+"""Fault injection: how each kind of `Trouble` is caused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CUT_SECONDS = (0.0, 0.0005, 0.005, 0.05)  # between a sync and a power cut
 
 
 def cause(simulation: Simulation, trouble: Trouble) -> None:
-    """Make it happen."""
+    """Inject the fault. Raises AssertionError if its kind is unknown."""
     world, machine = simulation.world, simulation.machine
     worker = _worker_of(simulation, trouble.model)
     simulation.checks.excuses.add(
@@ -65,14 +65,14 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             simulation.front.stop()
         case "power cut":
             _cut_power(simulation)
-        case "power cut after syncs":  # soon after something has become durable
+        case "power cut after syncs":  # soon after data has become durable
             delay = world.random.choice(_CUT_SECONDS)
             simulation.disk.after(
                 "sync", trouble.number, lambda: world.after(delay, lambda: _cut_power(simulation))
             )
         case "weights change":
             _kill_all(simulation)
-            if machine.adapters and trouble.number % 2:  # an adapter is trained again
+            if machine.adapters and trouble.number % 2:  # an adapter is retrained
                 adapter = machine.adapters[trouble.number % len(machine.adapters)]
                 machine.versions[f"{trouble.model}:{adapter}"] += 1
             else:
@@ -121,7 +121,7 @@ def _resume(simulation: Simulation, process: Process, trouble: Trouble) -> None:
 
 
 def end_all(simulation: Simulation) -> None:
-    """Let nothing more go wrong."""
+    """Cancel all faults that have not happened yet."""
     simulation.machine.loads.clear()
     simulation.machine.failing_starts = simulation.machine.short_lives = 0
     for worker in simulation.machine.workers.values():

@@ -1,5 +1,5 @@
-"""The server's process in the simulated world: the real residency, slots, gateway and application;
-only processes, sockets and the HTTP parser are not real.
+"""The server's process in the simulated world: the real residency, slots, gateway and application.
+Only processes, sockets and the HTTP parser are simulated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.simulation.world import Killed, Process, World, world
 
 
 class _Child:
-    """In place of `asyncio.subprocess.Process`: a worker."""
+    """A worker's process, in place of `asyncio.subprocess.Process`."""
 
     def __init__(self, front: SimulatedFront, number: int) -> None:
         self._front = front
@@ -86,7 +86,7 @@ class _Child:
 
 
 class SimulatedFront:
-    """One life of the server."""
+    """The server, from its start to its end. A restart makes another one."""
 
     def __init__(
         self, found: World, machine: Machine, settings: Settings, models: Sequence[CatalogEntry]
@@ -113,7 +113,7 @@ class SimulatedFront:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_until_complete(self._serve())
-        except (HoldfastError, OSError) as error:  # it cannot start, or not go on
+        except (HoldfastError, OSError) as error:  # it cannot start or continue
             self.world.tell(f"the server gives up: {error}")
             self.process.exit(2)
             raise Killed from None
@@ -145,18 +145,18 @@ class SimulatedFront:
         await self.residency.stop()
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The event loop would only log this."""
+        """Report an error that the event loop would only log."""
         error = context.get("exception")
         if error is not None and not self.process.is_dead:
             self.world.on_error(error)
 
     @property
     def is_running(self) -> bool:
-        """Whether it lives and was not asked to stop."""
+        """Whether it is alive and was not asked to stop."""
         return not self.process.is_dead and not self._stop.is_set()
 
     def accept(self, exchange: Any) -> None:
-        """A request has come: let the application answer it."""
+        """Let the application answer a request."""
         task = self.loop.create_task(exchange.serve(), name="request")
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -166,7 +166,7 @@ class SimulatedFront:
         self.loop.call_soon_threadsafe(self._stop.set)
 
     async def _drained(self, app: Starlette) -> None:
-        """Let running answers finish, as the HTTP server does."""
+        """Wait for running answers, as the HTTP server does."""
         services = app.state.services
         services.access.drain.begin(self.settings.server.shutdown_seconds)
         services.models.library.stop()
@@ -207,7 +207,7 @@ class SimulatedFront:
         return _Child(self, self._numbers)
 
     def _end_of_process(self) -> None:
-        """The kernel ends the children: they notice that their parent is gone."""
+        """Let the workers notice that their parent is gone, and kill those that do not end."""
         for child in self.children.values():
             worker = self.machine.workers.get(child.pid)
             if worker is not None:
@@ -229,7 +229,7 @@ def _run_template(task: bytes, *, source: str) -> tuple[Any, bytes]:
 
 
 def install() -> None:
-    """Replace what would start processes, look at them or send them signals."""
+    """Replace the calls that start processes, inspect them or send them signals."""
     create = asyncio.create_subprocess_exec
     kill = os.kill
 

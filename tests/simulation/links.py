@@ -1,5 +1,5 @@
-"""ZeroMQ's sockets of the simulated world: two processes exchange messages that take time, and each
-learns when the other is gone.
+"""Simulated ZeroMQ sockets: messages between two processes take virtual time, and each side learns
+when the other is gone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.world import Killed, Process, world
 
 LEAST_SECONDS = 20e-6
 MOST_SECONDS = 300e-6
-_READERS: dict[int, Callable[[], None]] = {}  # what the event loop calls when a socket has news
+_READERS: dict[int, Callable[[], None]] = {}  # callbacks of the event loop, by descriptor
 _descriptors = itertools.count(1_000_000)
 
 
@@ -37,7 +37,7 @@ class Socket:
         self._arrives_at = 0.0
         self.owner.ends.append(self.close)
 
-    # -- set up
+    # -- setup
 
     def setsockopt(self, option: int, value: object) -> None:
         if option == zmq.CONFLATE:
@@ -85,7 +85,7 @@ class Socket:
             raise zmq.Again
         if peer is None or peer.closed:
             if self.keeps_latest:
-                return  # it would wait for a reader until the next one replaces it
+                return  # with a real socket, the next message would replace it
             raise zmq.Again
         at = found.now + found.random.uniform(LEAST_SECONDS, MOST_SECONDS)
         self._arrives_at = at = max(at, self._arrives_at)  # in order
@@ -100,7 +100,7 @@ class Socket:
         self.signal()
 
     def signal(self) -> None:
-        """Tell whoever waits for this socket."""
+        """Wake the task that waits for this socket."""
         self.on_news()
         if (call := _READERS.get(self.descriptor)) is not None:
             call()
@@ -122,7 +122,7 @@ class Socket:
         _READERS.pop(self.descriptor, None)
         peer = self.peer
         if peer is not None and self.kind == zmq.PAIR:
-            # what was sent before still arrives
+            # messages that were sent before still arrive
             delay = max(LEAST_SECONDS, self._arrives_at - world().now)
             world().after(delay, peer.notice_end)
 
@@ -203,17 +203,17 @@ def _endpoints() -> dict[str, Socket]:
 
 
 def add_reader(descriptor: int, call: Callable[[], None]) -> None:
-    """Call this when the socket has news, as an event loop does."""
+    """Call a function when a message arrives, as an event loop does."""
     _READERS[descriptor] = call
 
 
 def remove_reader(descriptor: int) -> bool:
-    """No longer."""
+    """Undo `add_reader`. Returns whether there was a callback."""
     return _READERS.pop(descriptor, None) is not None
 
 
 def install() -> None:
-    """Replace ZeroMQ's."""
+    """Replace the classes of pyzmq."""
     zmq.Context = Context  # type: ignore[assignment, misc]
     zmq.Poller = Poller  # type: ignore[assignment, misc]
     zmq.utils.monitor.recv_monitor_message = lambda socket, flags=0: socket.recv()  # type: ignore[assignment]

@@ -1,5 +1,5 @@
-"""The network between clients and the server: HTTP requests to the real application, without
-sockets. Bytes take time; connections break; readers are slow.
+"""The simulated network between clients and the server: HTTP requests to the real application,
+without sockets. It has latency, broken connections and slow readers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.types import Message
 from tests.simulation.front import SimulatedFront
 from tests.simulation.world import Task, World
 
-BUFFER_BYTES = 64 << 10  # what the server may write before the client reads
+BUFFER_BYTES = 64 << 10  # the server may write this much before the client reads
 LEAST_SECONDS, MOST_SECONDS = 0.0002, 0.02
 
 
@@ -24,7 +24,7 @@ class Broken(Exception):
 
 
 class Exchange:
-    """One request and its answer, as a client has them."""
+    """One request and its answer, from the client's side."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Exchange:
         front.process.ends.append(self._break)
         self.world.after(self._latency(), self._begin)
 
-    # -- the client's side; on one of its tasks
+    # -- the client's side, called from the client's task
 
     def read(self, *, seconds: float | None = None) -> bytes | None:
         """The next piece of the answer; None at its end. Raises Broken, and TimeoutError."""
@@ -185,7 +185,7 @@ class Exchange:
         self._later(arrive)
 
     def _later(self, act: Any) -> None:
-        """On the client's side, after what was sent before."""
+        """Schedule a delivery to the client, after all earlier ones."""
         self._arrives_at = max(self._arrives_at, self.world.now + self._latency())
         self.world.after(self._arrives_at - self.world.now, act)
 

@@ -1,4 +1,4 @@
-"""What goes to the processes that run worlds, and what comes back."""
+"""The tasks of the processes that run worlds, and their results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from tests.simulation.actions import Scenario
 
 MOST_EVENTS = 500_000  # of one world
-FORKS = sys.platform == "linux"  # whether a process runs many worlds, each in a fork
-BEGAN = 1000.0  # what the clock of a world shows when it begins
+FORKS = sys.platform == "linux"  # a process runs many worlds, each in a fork
+BEGAN = 1000.0  # the time at which a world begins
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An invariant that was violated. at: seconds of the world's clock."""
+    """A violated invariant. at: seconds of the world's clock."""
 
     invariant: str
     what: str
@@ -23,13 +23,13 @@ class Failure:
 
     @property
     def seconds(self) -> float:
-        """When, since the world began."""
+        """Seconds since the world began."""
         return self.at - BEGAN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a world. seconds: that passed in it."""
+    """The result of a world. seconds: of virtual time. states: the reached coverage."""
 
     failures: tuple[Failure, ...] = ()
     seconds: float = 0.0
@@ -38,12 +38,12 @@ class Result:
     story: tuple[tuple[float, str], ...] = ()
     trace_hash: str = ""
     answers: int = 0
-    counts: Counter[str] = field(default_factory=Counter)  # of what a sweep lets fail
+    counts: Counter[str] = field(default_factory=Counter)  # operations that a sweep can let fail
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A world to run. trace: a file for everything that happens in it; "": none."""
+    """A world to run. trace: a file for the trace of all events; "": none."""
 
     scenario: Scenario
     most_events: int = MOST_EVENTS

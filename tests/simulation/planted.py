@@ -1,7 +1,7 @@
-"""Faults of our own, to see whether the search finds them: `python -m tests.simulation.planted`.
+"""Planted bugs, to measure whether the search finds them: `python -m tests.simulation.planted`.
 
 Each is applied alone to a copy of the sources, in which the ordinary search runs until its first
-violation. About half of them undo a fix that the changelog names.
+violation. About half revert a fix that the changelog names.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 VIOLATION = re.compile(r"(?:seed|a changed scenario) .*?: ([a-z][^:]*): ")
-SHORTENED = re.compile(r"shortened from (\d+) to (\d+) actions")
+SHRUNK = re.compile(r"shrunk from (\d+) to (\d+) actions")
 WORLDS = re.compile(r"(\d+) seeds, ")
 LONGEST_SHRINK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change. file: below src/holdfast. old: a text that occurs once in it."""
+    """A replacement of text. file: below src/holdfast. old: a text that occurs once in it."""
 
     file: str
     old: str
@@ -37,7 +37,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Fault:
-    """A realistic mistake. undoes: the fix of the changelog or of a document that it undoes."""
+    """A realistic bug. undoes: the fix in the changelog or a document that it reverts."""
 
     name: str
     edits: tuple[Edit, ...]
@@ -57,7 +57,7 @@ FAULTS: Sequence[Fault] = (
          "generated_token_ids=TokenIds.of(stream.token_ids[:-1]), want"),
     ),
     _fault(
-        "a resumed answer begins anew",
+        "a resumed answer starts over",
         ("front/link/model_client.py", "    if stream.token_ids:\n", "    if not stream.started:\n"),
     ),
     _fault(
@@ -67,7 +67,7 @@ FAULTS: Sequence[Fault] = (
          "opened.is_paused_for_trial = False"),
     ),
     _fault(
-        "one death alone refuses a request",
+        "a request is refused after one death",
         ("front/link/model_client.py", "DEATHS_ALONE = 2 ", "DEATHS_ALONE = 1 "),
         undoes="A request that runs alone because workers died is refused only when a second",
     ),
@@ -163,7 +163,7 @@ FAULTS: Sequence[Fault] = (
          "if sequence is None:"),
     ),
     _fault(
-        "results of a state that was given up are used",
+        "results of a discarded state are used",
         ("worker/loop/device_steps.py", "if sequence.attempts == attempt:", "if True:"),
     ),
     _fault(
@@ -242,7 +242,7 @@ FAULTS: Sequence[Fault] = (
         ("worker/prefix/live_tier.py", "if is_free and is_little and continues:", "if is_little and continues:"),
     ),
     _fault(
-        "a block is cut at the wrong end",
+        "a block is truncated at the wrong end",
         ("worker/prefix/cache.py",
          "cut(block.end - begin, offset=begin - block.start)", "cut(block.end - begin, offset=0)"),
     ),
@@ -382,17 +382,17 @@ def wrong_texts(root: Path = ROOT) -> list[str]:
     return found
 
 
-# -- run them
+# -- running them
 
 
 @dataclass
 class Outcome:
-    """What the search has found. found_after: seconds; None: nothing."""
+    """The result of a search. found_after: seconds; None: not found."""
 
     found_after: float | None = None
     invariant: str = ""
     worlds: int = 0
-    actions: int = 0  # of the shortened story
+    actions: int = 0  # of the shrunk scenario
 
 
 def run(fault: Fault, *, seconds: float, processes: int) -> Outcome:
@@ -427,8 +427,8 @@ def _search(copy: Path, *, seconds: float, processes: int) -> Outcome:
             if outcome.found_after is None and (violated := VIOLATION.match(line)):
                 outcome.found_after = time.monotonic() - began
                 outcome.invariant = violated.group(1)
-            if shortened := SHORTENED.search(line):
-                outcome.actions = int(shortened.group(2))
+            if shrunk := SHRUNK.search(line):
+                outcome.actions = int(shrunk.group(2))
             if worlds := WORLDS.search(line):
                 outcome.worlds = int(worlds.group(1))
         process.wait()
@@ -450,7 +450,7 @@ def _row(fault: Fault, outcome: Outcome) -> str:
 
 
 def main() -> int:
-    """Returns the exit status: 1 if a fault was not found."""
+    """Return the exit status: 1 if a fault was not found."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.planted", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long to search for each")
     parser.add_argument("--only", default="", metavar="NAME", help="those with this in their name")

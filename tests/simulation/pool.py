@@ -1,4 +1,4 @@
-"""Processes that run simulated worlds, as many at once as the machine has cores."""
+"""A pool of processes that run simulated worlds, by default one per core."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.simulation.outcomes import BEGAN, FORKS, Failure, Result, Task
 
 _ROOT = Path(__file__).parents[2]
 _MEMORY = Path("/dev/shm")
-# of the caller's environment, what a process needs to start; nothing else may reach a world
+# the variables that a process needs to start; no others may affect a world
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH")
 _SET = {
-    "PYTHONHASHSEED": "0",  # the order of sets is a part of what happens
+    "PYTHONHASHSEED": "0",  # the order of sets must be deterministic
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MLX_ENABLE_TF32": "0",
@@ -33,8 +33,8 @@ class Worlds:
     """Runs worlds in other processes. A context manager."""
 
     def __init__(self, processes: int | None = None, *, folder: Path | None = None) -> None:
-        """processes: at once; None: as many as there are cores. folder: for the files of worlds;
-        None: in memory, if the system has a place for that.
+        """processes: how many; None: one per core. folder: for the files of worlds; None: in memory,
+        if the system has a memory file system.
         """
         self.processes = processes or os.cpu_count() or 1
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes] | None] = queue.SimpleQueue()
@@ -48,7 +48,7 @@ class Worlds:
         self._folder = tempfile.TemporaryDirectory(prefix="simulation-", dir=folder)
 
     def submit(self, task: Task) -> Future[Result | None]:
-        """Run a world; None if it was given up before its end."""
+        """Run a world; the result is None if the pool was stopped before its end."""
         return self._threads.submit(self._run, task)
 
     def run(self, task: Task) -> Result:
@@ -58,7 +58,7 @@ class Worlds:
         return result
 
     def give_up(self) -> None:
-        """End the worlds that run, and let no other begin."""
+        """Kill the running worlds, and start no others."""
         self._is_over = True
         for process in list(self._living):
             with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""Which worlds to run next, and how a failing one becomes short.
+"""The search for violations, guided by coverage, and the shrinking of failing scenarios.
 
-The search keeps the scenarios that reached something new, and changes them. What is new is judged by
-pairs of states, from a phase of the server and what happened in it. Half of the worlds are fresh.
+The search keeps scenarios that reached new coverage in a corpus, and mutates them. Coverage is a set
+of pairs: a phase of the server and an event in it. Half of the worlds are newly generated.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from tests.simulation.actions import (
 from tests.simulation.outcomes import Result, Task
 from tests.simulation.pool import Worlds
 
-LAG = 32  # world N is chosen when the results of all worlds up to N - LAG are known
+LAG = 32  # the choice of world N depends on the results of all worlds up to N - LAG
 MOST_ACTIONS = 80
 FRESH_SHARE = 0.5
-_SPANS = (0.0005, 0.005, 0.05, 0.5, 5.0)  # seconds from a turn to a trouble
+_SPANS = (0.0005, 0.005, 0.05, 0.5, 5.0)  # seconds from a turn to a fault
 
 
 class Search:
-    """Chooses scenarios by number. The same results in the same order lead to the same choices."""
+    """Chooses scenarios by number, deterministically for the same results in the same order."""
 
     def __init__(self, first: int) -> None:
-        """first: the seed of the first fresh scenario."""
+        """first: the seed of the first generated scenario."""
         self.first = first
         self.worlds = 0  # whose results are known
         self._reached: Counter[tuple[str, str]] = Counter()
-        self._corpus: dict[tuple[str, str], Scenario] = {}  # by what it was the first to reach
+        self._corpus: dict[tuple[str, str], Scenario] = {}  # by the pair that it reached first
 
     @property
     def states(self) -> int:
-        """How many pairs of states have been reached."""
+        """How many pairs have been reached."""
         return len(self._reached)
 
     def scenario(self, number: int) -> tuple[str, Scenario]:
@@ -62,23 +62,23 @@ class Search:
         return f"a changed scenario (world {number} of --first {self.first})", scenario
 
     def _interesting(self, dice: random.Random) -> Scenario:
-        """One that reached what few others reach."""
+        """A scenario that reached a rare pair."""
         rarest = sorted(self._corpus, key=lambda pair: (self._reached[pair], pair))
         return self._corpus[dice.choice(rarest[: 1 + len(rarest) // 4])]
 
     def learn(self, scenario: Scenario, result: Result) -> None:
-        """Remember what a scenario has reached. Called in the order of numbers."""
+        """Record the coverage of a scenario. Called in the order of numbers."""
         self.worlds += 1
         for pair in sorted(result.states):
             self._reached[pair] += 1
             self._corpus.setdefault(pair, scenario)
 
 
-# -- changes
+# -- mutation
 
 
 def mutated(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario:
-    """The scenario with one change. other: what may be joined to it."""
+    """The scenario with one mutation. other: a scenario that may be spliced into it."""
     change = dice.choice((_reordered, _thinned, _moved, _altered, _altered, _troubled, _troubled,
                           _squeezed, _joined, _set_up))  # fmt: skip
     changed = change(dice, scenario, other)
@@ -97,7 +97,7 @@ def _thinned(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenar
 
 
 def _moved(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario:
-    """An action happens at another time, or a second time."""
+    """Move an action to another time, or repeat it there."""
     if not scenario.actions:
         return scenario
     place = dice.randrange(len(scenario.actions))
@@ -108,7 +108,7 @@ def _moved(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario
 
 
 def _altered(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario:
-    """A field of an action has the value that it has in another action."""
+    """Set a field of an action to its value in a newly generated action."""
     places = [
         place for place, action in enumerate(scenario.actions) if isinstance(action, Turn | Trouble)
     ]
@@ -125,7 +125,7 @@ def _altered(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenar
 
 
 def _troubled(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario:
-    """A trouble comes close to a turn, or one that is there comes closer."""
+    """Add a fault soon after a turn, or move one there."""
     turns = [action for action in scenario.actions if isinstance(action, Turn)]
     if not turns:
         return scenario
@@ -142,7 +142,7 @@ def _troubled(dice: random.Random, scenario: Scenario, other: Scenario) -> Scena
 
 
 def _squeezed(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario:
-    """Everything follows sooner, or later."""
+    """Scale all times."""
     factor = dice.choice((0.001, 0.03, 0.3, 3.0))
     return replace(
         scenario,
@@ -151,7 +151,7 @@ def _squeezed(dice: random.Random, scenario: Scenario, other: Scenario) -> Scena
 
 
 def _joined(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario:
-    """Its beginning, and then the end of another."""
+    """Join its beginning with the end of another scenario."""
     cut = dice.randrange(len(scenario.actions) + 1)
     theirs = other.actions[dice.randrange(len(other.actions) + 1) :]
     head = scenario.actions[:cut]
@@ -161,7 +161,7 @@ def _joined(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenari
 
 
 def _set_up(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario:
-    """Options of the server are different."""
+    """Change one or two options of the server."""
     fresh = options_of(dice)
     names = [name for name in fresh if name != "models"]
     changed = {name: fresh[name] for name in dice.sample(names, dice.choice((1, 2)))}
@@ -169,7 +169,7 @@ def _set_up(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenari
 
 
 def _in_order(scenario: Scenario) -> Scenario:
-    """With its actions in the order of their times, and only models that are there."""
+    """Sort the actions by time, and replace models that do not exist."""
     models = scenario.options["models"]
     actions = sorted(scenario.actions, key=lambda action: action.at)[:MOST_ACTIONS]
     kept: list[Action] = []
@@ -186,7 +186,7 @@ def _in_order(scenario: Scenario) -> Scenario:
 
 
 def _of_kind(dice: random.Random, kind: type[Action]) -> Any:
-    """A fresh action of this kind."""
+    """A newly generated action of this kind."""
     while True:
         fresh = scenario_of(dice.randrange(1 << 32))
         found = [action for action in fresh.actions if isinstance(action, kind)]
@@ -198,12 +198,12 @@ def _without(actions: Sequence[Action], start: int, end: int) -> tuple[Action, .
     return (*actions[:start], *actions[end:])
 
 
-# -- shorter
+# -- shrinking
 
 
 @dataclass
 class Shrunk:
-    """The shortest scenario that was found, with its result. worlds: that were run for it."""
+    """The shortest failing scenario so far, with its result. worlds: how many were run for it."""
 
     scenario: Scenario
     result: Result
@@ -211,7 +211,7 @@ class Shrunk:
 
 
 class Shrinker:
-    """Makes a failing scenario shorter while it violates the same invariant."""
+    """Shrinks a failing scenario, as long as it violates the same invariant."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Shrinker:
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """seconds: after which it is short enough."""
+        """seconds: the time limit."""
         self._worlds = worlds
         self._clock = clock
         self._ends_at = clock() + seconds
@@ -231,7 +231,7 @@ class Shrinker:
         self.best = Shrunk(scenario, result)
 
     def shrink(self) -> Shrunk:
-        """Returns the best that is found in time."""
+        """Return the shortest scenario found in time."""
         self._cut_end()
         before: Scenario | None = None
         while before != self.best.scenario and self._has_time:
@@ -256,7 +256,7 @@ class Shrinker:
                 if (text := repr(candidate)) in self._tried:
                     continue
                 self._tried.add(text)
-                # a candidate that takes longer is not simpler
+                # a candidate with more events is not simpler
                 most = 2 * self.best.result.events + 5000
                 running.append(
                     (candidate, self._worlds.submit(Task(scenario=candidate, most_events=most)))
@@ -273,14 +273,14 @@ class Shrinker:
                 found = True
 
     def _cut_end(self) -> None:
-        """What comes after the violation has no part in it."""
+        """Drop the actions after the violation."""
         scenario, failure = self.best.scenario, self.best.result.failures[0]
         kept = tuple(action for action in scenario.actions if action.at <= failure.seconds)
         if len(kept) < len(scenario.actions):
             self._take_first(iter([replace(scenario, actions=kept)]))
 
     def _drop_actions(self) -> None:
-        """Leave out as many actions as possible, in pieces that become smaller."""
+        """Drop actions in ever smaller pieces (delta debugging)."""
         pieces = 2
         while pieces <= 2 * len(self.best.scenario.actions) and self._has_time:
             if self._take_first(_in_some_orders(list(_with_gaps(self.best.scenario, pieces)))):
@@ -291,21 +291,21 @@ class Shrinker:
                 pieces = min(2 * pieces, len(self.best.scenario.actions))
 
     def _simplify(self) -> None:
-        """Give fields and options their usual values, one after the other."""
+        """Reset fields and options to their defaults, one after the other."""
         place = 0
         while self._has_time:
             candidates = list(_simpler(self.best.scenario))
             if place >= len(candidates):
                 return
             count = self._worlds.processes
-            # those before `place` were refused, for a scenario that differed in other fields
+            # candidates before `place` did not fail, when other fields had other values
             if not self._take_first(iter(candidates[place : place + count])):
                 place += count
 
 
 def _in_some_orders(candidates: Sequence[Scenario]) -> Iterator[Scenario]:
-    """Each in its order of events; then in two others, because without an action the same order
-    means something else.
+    """Each candidate with its scheduler seed, then with two others: without the dropped action, the
+    same seed leads to another order of events.
     """
     yield from candidates
     for shift in (1, 2):
@@ -362,7 +362,7 @@ def _simpler_actions(action: Action) -> Iterator[Action]:
 
 
 def _simpler_times(scenario: Scenario) -> Iterator[Scenario]:
-    """With shorter waits, and times that are easy to read."""
+    """With shorter waits, and with rounded times."""
     actions = scenario.actions
     for place, action in enumerate(actions):
         wait = action.at - (actions[place - 1].at if place else 0.0)

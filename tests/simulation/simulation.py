@@ -1,4 +1,4 @@
-"""One run of a scenario: the world, the server, the agents, the troubles, and what came of them."""
+"""One run of a scenario: the world, the server, the agents, the injected faults, and the outcome."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.simulation.worker import Machine
 from tests.simulation.world import Stuck, World, a_world
 
 TOKEN_BYTES = 256  # of keys and values, unquantized
-RESTART_SECONDS = 2.0  # until the service manager starts a dead server again
+RESTART_SECONDS = 2.0  # until the service manager restarts a dead server
 STARTING_SECONDS = 60.0  # the longest wait for a server before the first action
 SETTLING_SECONDS = 9000.0  # after the last action
 KEY = "a-key-of-the-simulation"
@@ -49,7 +49,7 @@ SECRETS = {name: f"sk-holdfast-{name}" for name in ("alice", "bob", "ops")}  # o
 
 @dataclass
 class Outcome:
-    """What came of a run. states: pairs of what the server did and what happened to it then."""
+    """The outcome of a run. states: the reached coverage, as in `search.py`."""
 
     violations: list[Violation] = field(default_factory=list)
     seconds: float = 0.0
@@ -58,11 +58,11 @@ class Outcome:
     story: list[tuple[float, str]] = field(default_factory=list)
     trace_hash: str = ""
     answers: int = 0
-    counts: Counter[str] = field(default_factory=Counter)  # of what a sweep lets fail
+    counts: Counter[str] = field(default_factory=Counter)  # operations that a sweep can let fail
 
 
 class Simulation:
-    """A scenario while it runs."""
+    """A running scenario."""
 
     def __init__(self, world: World, scenario: Scenario, folder: Path) -> None:
         self.world, self.scenario, self.folder = world, scenario, folder
@@ -77,9 +77,9 @@ class Simulation:
             adapters=tuple(self.options["adapters"]),
             runs_ahead=self.options["runs_ahead"],
         )
-        if failing := self.options.get("failing"):  # of a sweep: what fails, and which one
+        if failing := self.options.get("failing"):  # of a sweep
             self._plan(*failing)
-        self.keys_file = folder.with_suffix(".keys")  # on no simulated disk
+        self.keys_file = folder.with_suffix(".keys")  # not on the simulated disk
         if self.options["keys"]:
             self._write_keys()
         self.checks = Checks(self)
@@ -108,8 +108,8 @@ class Simulation:
         self.keys_file.chmod(0o600)
 
     def sender(self, key: str) -> str:
-        """Whom the server takes a client for, by the name of the client's key: the name of a key that
-        it knows, "server" for its own, "wrong", or "" if it knows no keys.
+        """The identity that the server derives from a client's key: the name of a known key, "server"
+        for the server's own key, "wrong", or "" if the server has no keys.
         """
         if not (self.options["keys"] or self.options["has_key"]):
             return ""
@@ -126,7 +126,7 @@ class Simulation:
     # -- the server
 
     def begin_front(self) -> SimulatedFront:
-        """Start the server, and again whenever it ends."""
+        """Start the server, and restart it whenever it ends."""
         models = [
             entry(
                 name,
@@ -196,14 +196,14 @@ class Simulation:
                 self.violation("bounded time", f"these agents never end: {self._busy()}")
             self._wait(5.0)
         self._wait(max(0.0, self.checks.excuses.recovered_at - self.world.now))
-        for model in self.options["models"]:  # everything has to work again
+        for model in self.options["models"]:  # all models must work again
             self.agent(f"last {model}").give(Turn(at=0.0, agent=f"last {model}", model=model))
         while any(agent.is_busy for agent in self.agents.values()):
             if self.world.now > deadline + SETTLING_SECONDS:
                 self.violation("it recovers", f"these never end: {self._busy()}")
             self._wait(5.0)
         self.checks.answers.check_recovery()
-        self._wait(120.0)  # for answers that nobody fetches, and for what is written later
+        self._wait(120.0)  # until unfetched answers expire and delayed writes are done
         self.checks.at_rest()
         self.is_stopping = True
         self.front.stop()
@@ -252,7 +252,7 @@ class Simulation:
         self.world.tell(f"{call.method} {call.path}: {status}")
         self.checks.answers.called(call, status, answer)
 
-    # -- what goes wrong
+    # -- faults
 
     def _plan(self, kind: str, number: int, error: int = errno.EIO) -> None:
         if kind in DISK_OPERATIONS:
@@ -261,7 +261,7 @@ class Simulation:
             self.world.failing = (kind, number)
 
     def trouble_disk(self, trouble: Trouble) -> None:
-        """The disk fails."""
+        """Inject a fault of the disk."""
         disk = self.disk
         match trouble.kind:
             case "disk error":
@@ -282,20 +282,20 @@ class Simulation:
         self.disk.heal()
 
     def press(self, *, is_short: bool) -> None:
-        """Other programs take memory, or give it back: the workers take more than they should."""
+        """Make memory short or ample. If it is short, the workers take more than they should."""
         self.machine.excess_bytes = (1 << 30) if is_short else 0
 
-    # -- the outcome
+    # -- outcome
 
     def violation(self, invariant: str, what: str) -> None:
-        """Something that must never be has happened. Ends the run."""
+        """Report a violated invariant, which ends the run."""
         found = Violation(invariant, what, at=self.world.now)
-        self.found = self.found or found  # an event loop does not let errors through
+        self.found = self.found or found  # an event loop would swallow the exception
         raise found
 
     @property
     def is_over(self) -> bool:
-        """Whether the scenario has been played to its end, or to its first violation."""
+        """Whether the scenario has run to its end or to its first violation."""
         return self._done or self.found is not None
 
 
@@ -320,7 +320,7 @@ def run(scenario: Scenario, *, most_events: int = 3_000_000) -> Outcome:
     """Run a scenario to its end, or to its first violation."""
     outcome = Outcome()
     logging.disable(logging.CRITICAL)
-    gc.disable()  # what a collection ends is not part of the order of events
+    gc.disable()  # finalizers would run at times that are not deterministic
     with _a_folder() as folder, a_world(scenario.order) as world:
         os.environ.update(
             HOME=str(folder),

@@ -1,4 +1,4 @@
-"""What agents do with stored responses, and what they must find."""
+"""How agents use stored responses, and checks of the results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Lost(Broken):
-    """A response in the background has been cancelled or is lost."""
+    """A background response was cancelled or lost."""
 
 
 @dataclass
 class StoredResponse:
-    """A response that its agent has heard to its end. messages: of the agent's conversation, the
-    answer included. read: the same as the model has read them. events: those that the agent has
-    heard, if it has heard all.
+    """A response that its agent has received to the end. messages: the agent's conversation, with
+    the answer. read: the same, as the model has read it. events: all events, if the agent has
+    received them.
     """
 
     id: str
@@ -77,8 +77,8 @@ def get(
 
 
 def look(simulation: Simulation, stored: StoredResponse, kind: str, *, number: int) -> None:
-    """Read or delete a stored response, or try to as another caller. number: any; it decides after
-    which event the agent reads on.
+    """Read or delete a stored response, or try to as another caller. number: any number, which
+    decides after which event the agent resumes reading.
     """
     try:
         match kind:
@@ -95,7 +95,7 @@ def look(simulation: Simulation, stored: StoredResponse, kind: str, *, number: i
 
 
 def _own(simulation: Simulation, stored: StoredResponse, **more: str) -> Found | None:
-    """A request of the response's owner that must succeed; None if it may fail, and does."""
+    """Make a request as the response's owner. It must succeed; None if its failure is excused."""
     turn = stored.turn
     found = get(simulation, stored.id, key=turn.key, tenant=turn.tenant, **more)
     if found.status == 200 and not (stored.is_deleted and not may_return(simulation, stored)):
@@ -123,7 +123,7 @@ def _read(simulation: Simulation, stored: StoredResponse) -> None:
 
 
 def check_same(simulation: Simulation, stored: StoredResponse, body: Mapping[str, Any]) -> None:
-    """A response in the store is what its client has heard."""
+    """The stored response is the one that its client has received."""
     status, text = body["status"], text_of(body)
     if status == "failed" and may_be_lost(simulation, stored):
         return
@@ -152,7 +152,7 @@ def _read_events(simulation: Simulation, stored: StoredResponse, *, number: int)
     if is_failed and may_be_lost(simulation, stored):
         return
     texts = [each["delta"] for each in events if each["type"] == "response.output_text.delta"]
-    # a status that was repeated while nothing else came is not kept
+    # a status that was repeated to keep the connection alive is not stored
     repeated = [
         each["sequence_number"] for each in heard if each["type"] == "response.in_progress"
     ][1:]
@@ -205,7 +205,7 @@ def _delete(simulation: Simulation, stored: StoredResponse) -> None:
 
 
 def is_lost(simulation: Simulation, stored: StoredResponse) -> bool:
-    """Whether the store has lost a response or its end, for a reason. Asks the server."""
+    """Whether the store has lost a response or its end, and may have. Asks the server."""
     if stored.is_deleted or not may_be_lost(simulation, stored):
         return False
     try:
@@ -216,7 +216,7 @@ def is_lost(simulation: Simulation, stored: StoredResponse) -> bool:
 
 
 def may_be_lost(simulation: Simulation, stored: StoredResponse) -> bool:
-    """Whether a stored response may be gone, failed or out of reach."""
+    """Whether a stored response may be gone, failed or unreachable."""
     excuses = simulation.checks.excuses
     if stored.is_deleted or "failing" in simulation.options or excuses.disk_has_failed():
         return True
@@ -227,5 +227,5 @@ def may_be_lost(simulation: Simulation, stored: StoredResponse) -> bool:
 
 
 def may_return(simulation: Simulation, stored: StoredResponse) -> bool:
-    """Whether a deleted response may be there again: a power cut may undo the deletion."""
+    """Whether a deleted response may reappear: a power cut may undo the deletion."""
     return simulation.checks.excuses.disk_has_failed()

@@ -1,4 +1,4 @@
-"""What happened in a world, for people: a failure as a story, and as a test that keeps it."""
+"""Readable reports of a failure: as a story, and as a regression test."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.simulation.actions import DEFAULT_OPTIONS, Action, Branch, Call, Scen
 from tests.simulation.outcomes import BEGAN, Failure, Result
 
 MOST_LINES = 60
-LAST_LINES = 15  # which are told whatever they are about
+LAST_LINES = 15  # of a long story, always printed
 
 
 def literal(scenario: Scenario) -> str:
-    """The scenario as Python code, without what has its default value."""
+    """The scenario as Python code, without default values."""
     lines = ["Scenario(", f"    order={scenario.order},"]
     if len(scenario.actions) == 1:
         lines.append(f"    actions=({_call(scenario.actions[0])},),")
@@ -48,7 +48,7 @@ def regression(scenario: Scenario, failure: Failure, *, was_in: str) -> str:
 
 
 def story(scenario: Scenario, result: Result) -> str:
-    """What happened, in the order of time, with what matters for the first violation."""
+    """The events up to the first violation, in order of time, without irrelevant ones."""
     failure = result.failures[0] if result.failures else None
     lines = [f"  options: {_quoted(_unusual(scenario)) or 'as usual'}"]
     told = sorted([*_asked(scenario), *_happened(result)], key=lambda line: round(line[0], 3))
@@ -78,7 +78,7 @@ def _asked(scenario: Scenario) -> Iterator[tuple[float, str]]:
 
 def _happened(result: Result) -> Iterator[tuple[float, str]]:
     for at, text in result.story:
-        if not text.startswith("trouble: "):  # it is in the scenario, with its numbers
+        if not text.startswith("trouble: "):  # the scenario has it, with its parameters
             yield at - BEGAN, text
 
 
@@ -92,7 +92,7 @@ def _words(action: Turn | Trouble) -> str:
 
 
 def _relevant(told: list[tuple[float, str]], failure: Failure) -> list[tuple[float, str]]:
-    """All of a short story; of a long one, troubles, the end, and who is named by the failure."""
+    """All lines of a short story; of a long one, faults, the agents in the failure, and the end."""
     told = [line for line in told if line[0] <= failure.seconds]
     if len(told) <= MOST_LINES:
         return told
@@ -129,7 +129,7 @@ def _unusual(scenario: Scenario) -> dict[str, Any]:
 
 
 def _quoted(value: Any) -> str:
-    """The value as code, with the quotes of the formatter."""
+    """The value as code, quoted as the formatter would."""
     if value == {}:
         return ""
     if isinstance(value, dict):

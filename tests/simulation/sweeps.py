@@ -1,5 +1,5 @@
-"""Sweeps, as SQLite's tests do them: in one recorded run, the first write fails, then the second,
-and so on to the last; and so for every kind of thing that can fail.
+"""Sweeps, as in SQLite's tests: a recorded run is repeated, first with its first write failing, then
+with its second, and so on to the last; and likewise for each kind of operation that can fail.
 
     python -m tests.simulation.sweeps [KIND…] [--every N] [--processes N]
 """
@@ -16,7 +16,7 @@ from tests.simulation.actions import Scenario, Trouble, Turn
 from tests.simulation.outcomes import Result, Task
 from tests.simulation.pool import Worlds
 
-# kinds and the errors with which they fail
+# the kinds of operations, with the errors that they fail with
 KINDS = {
     "open": (errno.EMFILE, errno.EIO),
     "read": (errno.EIO,),
@@ -33,14 +33,14 @@ KINDS = {
     "step": (0,),
     "allocation": (0,),
 }
-OPTIONS = {  # the others are the default ones
+OPTIONS = {  # in addition to the defaults
     "kv_tokens": 6000,
     "ram_tokens": 2000,
     "max_running": 4,
     "max_queued": 16,
     "step_tokens": 256,
 }
-# two agents with sessions, a restart between their turns, and a crowd at the end
+# two agents, one with a session; a restart between their turns; then the death of a worker
 RECORDED = Scenario(
     order=1,
     options=OPTIONS,
@@ -60,8 +60,8 @@ RECORDED = Scenario(
 def sweep(
     worlds: Worlds, kind: str, error: int, *, every: int = 1
 ) -> Iterator[tuple[Scenario, Result]]:
-    """Run the recorded scenario once for each thing of a kind, which fails. every: of how many only
-    one is tried.
+    """Run the recorded scenario once for each operation of a kind, which then fails. every: try only
+    every n-th operation.
     """
     counts = worlds.run(Task(scenario=RECORDED)).counts
     scenarios = [
@@ -80,10 +80,8 @@ def _say(text: str) -> None:
 
 
 def main() -> int:
-    """Run sweeps and print a table. Returns 1 after a violation."""
-    parser = argparse.ArgumentParser(
-        description="Let each thing of a kind fail, one after another."
-    )
+    """Run sweeps and print a table. Return 1 after a violation."""
+    parser = argparse.ArgumentParser(description="Let each operation of a kind fail, one per run.")
     parser.add_argument(
         "kinds",
         nargs="*",
@@ -91,7 +89,7 @@ def main() -> int:
         metavar="KIND",
         help=f"{', '.join(KINDS)}; default: all",
     )
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="try one of N things")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="try only every N-th")
     parser.add_argument("--processes", type=int, default=None, help="default: one for each core")
     given = parser.parse_args()
     told: set[str] = set()

@@ -1,4 +1,4 @@
-"""Scenarios that once failed, shortened: one test for each fault that the simulation has found."""
+"""Shrunk scenarios that once failed: one test for each bug that the simulation has found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.stories import story
 
 
 def check(worlds: Worlds, scenario: Scenario) -> None:
-    """Run the scenario: nothing may be violated."""
+    """Run the scenario: no invariant may be violated."""
     result = worlds.run(Task(scenario=scenario))
     assert not result.failures, "\n" + story(scenario, result)
 
@@ -48,7 +48,7 @@ def test_salvaged_blocks_survive_a_power_cut(worlds: Worlds) -> None:
     )
 
 
-def test_a_repeated_request_gets_what_was_sent_while_its_model_was_loaded(worlds: Worlds) -> None:
+def test_a_retried_request_gets_the_events_sent_while_its_model_was_loading(worlds: Worlds) -> None:
     """Found by a world with many repeated requests: a3-1.repeat had the events [2, 3, 4, 5, 6, 7, 8, 9]."""
     check(
         worlds,

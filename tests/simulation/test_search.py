@@ -38,12 +38,12 @@ def shrink(scenario: Scenario, result_of: Callable[[Scenario], Result]) -> Shrun
     return Shrinker(worlds, scenario, result_of(scenario), seconds=60).shrink()  # type: ignore[arg-type]
 
 
-def test_a_literal_makes_the_same_scenario() -> None:
+def test_a_literal_evaluates_to_the_same_scenario() -> None:
     for scenario in SCENARIOS:
         assert eval(literal(scenario)) == scenario
 
 
-def test_a_literal_leaves_defaults_out() -> None:
+def test_a_literal_omits_defaults() -> None:
     scenario = Scenario(
         order=3,
         actions=(Turn(at=0.0, agent="a0"), Trouble(at=1.5, kind="worker dies", number=2)),
@@ -61,7 +61,7 @@ def test_a_literal_leaves_defaults_out() -> None:
     )
 
 
-def test_changed_scenarios_can_be_played_and_come_again_from_the_same_dice() -> None:
+def test_mutated_scenarios_are_valid_and_reproducible() -> None:
     def changes() -> list[Scenario]:
         dice = random.Random(5)
         scenario = SCENARIOS[0]
@@ -82,7 +82,7 @@ def test_changed_scenarios_can_be_played_and_come_again_from_the_same_dice() -> 
         assert models <= set(each.options["models"])
 
 
-def test_the_search_follows_what_reaches_something_new_and_is_determined() -> None:
+def test_the_search_is_guided_by_coverage_and_deterministic() -> None:
     def result_of(scenario: Scenario) -> Result:
         kinds = [action.kind for action in scenario.actions if isinstance(action, Trouble)]
         return Result(states=frozenset(itertools.pairwise(kinds)))
@@ -103,7 +103,7 @@ def test_the_search_follows_what_reaches_something_new_and_is_determined() -> No
     assert 15 < len(fresh & set(texts)) < 45
 
 
-def test_a_failure_is_shortened_to_what_it_needs() -> None:
+def test_a_failure_is_shrunk_to_the_actions_and_fields_that_it_needs() -> None:
     def result_of(scenario: Scenario) -> Result:
         """Fails if a worker dies after a turn of an agent with an answer of two tokens or more."""
         turns = [
@@ -139,7 +139,7 @@ def test_a_failure_is_shortened_to_what_it_needs() -> None:
     assert text.count("\n") <= 8 and "max_running" in text and "kv_bits" not in text
 
 
-def test_shortening_keeps_the_invariant() -> None:
+def test_shrinking_keeps_the_violated_invariant() -> None:
     def result_of(scenario: Scenario) -> Result:
         if len(scenario.actions) > 5:
             return violated(at=1e9)
@@ -150,7 +150,7 @@ def test_shortening_keeps_the_invariant() -> None:
     assert shrunk.result.failures[0].invariant == "the oracle's tokens"
 
 
-def test_shortening_tries_other_orders_of_events() -> None:
+def test_shrinking_tries_other_scheduler_seeds() -> None:
     def result_of(scenario: Scenario) -> Result:
         fails = len(scenario.actions) == len(SCENARIOS[0].actions) or scenario.order % 3 == 1
         return violated(at=1e9) if fails and scenario.actions else Result(events=100)
@@ -158,7 +158,7 @@ def test_shortening_tries_other_orders_of_events() -> None:
     assert len(shrink(SCENARIOS[0], result_of).scenario.actions) == 1
 
 
-def test_shortening_ends_in_time() -> None:
+def test_shrinking_stops_at_its_time_limit() -> None:
     now = iter(range(1000))
     worlds = FakeWorlds(lambda scenario: violated(at=1e9))
     shrinker = Shrinker(
@@ -171,7 +171,7 @@ def test_shortening_ends_in_time() -> None:
     assert shrinker.shrink().worlds <= 5
 
 
-def test_a_story_tells_who_asked_what_went_wrong_and_what_is_violated() -> None:
+def test_a_story_shows_requests_faults_and_the_violation() -> None:
     scenario = Scenario(
         order=1,
         actions=(
@@ -197,7 +197,7 @@ def test_a_story_tells_who_asked_what_went_wrong_and_what_is_violated() -> None:
     ]
 
 
-def test_a_long_story_keeps_what_the_violation_names_and_all_troubles() -> None:
+def test_a_long_story_keeps_all_faults_and_the_agents_in_the_violation() -> None:
     lines = tuple((BEGAN + place, f"a{place % 7} asks m") for place in range(500))
     result = Result(
         failures=(Failure("ends exactly once", "a3-9.0 has no end", at=BEGAN + 490.0),), story=lines
@@ -224,7 +224,7 @@ def test_a_regression_test_is_code_that_checks_the_scenario() -> None:
     assert checked == [SCENARIOS[1]]
 
 
-def test_each_planted_fault_changes_what_it_names() -> None:
+def test_each_planted_fault_applies_to_the_sources() -> None:
     assert len(FAULTS) >= 34
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
     assert wrong_texts() == []

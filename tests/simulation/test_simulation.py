@@ -44,7 +44,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(1200)  # on a busy machine, the first world alone takes minutes
-def test_nothing_is_violated_in_twenty_seconds_of_worlds() -> None:
+def test_no_invariant_is_violated_in_twenty_seconds_of_search() -> None:
     ran = command("--seconds", "20", "--first", "0", "--processes", "2", "--shrink", "30")
     found = LAST_LINE.fullmatch(ran.stdout.rstrip().splitlines()[-1])
     assert found is not None, ran.stdout
@@ -63,7 +63,7 @@ def test_a_scenario_gives_the_same_trace_in_every_process_and_after_other_worlds
     monkeypatch.setenv("PYTHONHASHSEED", "123")
     monkeypatch.setenv("HOME", "/nowhere")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    monkeypatch.setenv("PATH", "/usr/bin:/bin:" + "x" * 3000)  # moves what lies behind it in memory
+    monkeypatch.setenv("PATH", "/usr/bin:/bin:" + "x" * 3000)  # changes memory addresses
     with Worlds(1, folder=long) as fresh:
         results.append(fresh.run(Task(scenario=SCENARIO)))
     assert results[0].failures == ()
@@ -71,14 +71,14 @@ def test_a_scenario_gives_the_same_trace_in_every_process_and_after_other_worlds
     assert results[0] == results[1]
 
 
-def test_a_sweep_lets_one_thing_after_another_fail(worlds: Worlds) -> None:
+def test_a_sweep_fails_one_operation_in_each_run(worlds: Worlds) -> None:
     ran = list(sweep(worlds, "rename", errno.EIO, every=10))
     assert [scenario.options["failing"][1] for scenario, _ in ran] == [1, 11, 21]
     assert [result.failures for _, result in ran] == [(), (), ()]
     assert len({result.trace_hash for _, result in ran}) == 3
 
 
-def test_another_order_gives_another_trace(worlds: Worlds) -> None:
+def test_another_scheduler_seed_gives_another_trace(worlds: Worlds) -> None:
     scenario = Scenario(order=1, actions=SCENARIO.actions[:2])
     hashes = {
         worlds.run(Task(scenario=replace(scenario, order=order))).trace_hash for order in (1, 2)
@@ -86,7 +86,7 @@ def test_another_order_gives_another_trace(worlds: Worlds) -> None:
     assert len(hashes) == 2
 
 
-def test_an_assertion_that_fails_in_a_world_is_a_violation(worlds: Worlds) -> None:
+def test_a_failed_assertion_is_a_violation(worlds: Worlds) -> None:
     result = worlds.run(
         Task(scenario=Scenario(order=1, actions=(Trouble(at=0.0, kind="no such thing"),)))
     )
@@ -94,14 +94,14 @@ def test_an_assertion_that_fails_in_a_world_is_a_violation(worlds: Worlds) -> No
     assert failure.invariant == "assertion" and "no such thing" in failure.what
 
 
-def test_a_world_whose_process_ends_is_a_violation(worlds: Worlds) -> None:
+def test_a_crash_of_the_process_is_a_violation(worlds: Worlds) -> None:
     result = worlds.run(Task(scenario=None))  # type: ignore[arg-type]
     assert [each.invariant for each in result.failures] == ["no crash"]
     after = worlds.run(Task(scenario=Scenario(order=1, actions=())))
     assert isinstance(after, Result) and after.failures == ()
 
 
-def test_the_story_of_a_seed_can_be_told() -> None:
+def test_the_story_of_a_seed_can_be_printed() -> None:
     ran = command("--seed", "3", "--story", "--shrink", "0")
     lines = ran.stdout.rstrip().splitlines()
     assert LAST_LINE.fullmatch(lines[-1]) is not None, ran.stdout

@@ -1,7 +1,7 @@
-"""Threads, locks, clocks and random bytes of the simulated world, in place of Python's.
+"""Simulated threads, locks, clocks and random bytes, in place of Python's.
 
 `install` replaces them for the whole interpreter, before anything else is imported. Outside a
-world, the clocks are real and locks never wait.
+world, the clocks are real and locks never block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REAL_URANDOM = os.urandom
 
 
 class Lock:
-    """A lock on which tasks wait, in place of `threading.Lock`."""
+    """In place of `threading.Lock`: tasks wait for it in virtual time."""
 
     def __init__(self) -> None:
         self._is_locked = False
@@ -60,7 +60,7 @@ class Lock:
         found = world_or_none()
         if not self._is_locked:
             if found is not None and found.here.is_dead:
-                return  # it could not be taken again
+                return  # a killed task could not reacquire it
             raise RuntimeError("release unlocked lock")
         self._is_locked = False
         while found is not None and self._waiting:
@@ -113,7 +113,7 @@ class RLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    # what Condition uses
+    # the interface that Condition uses
 
     def _is_owned(self) -> bool:
         return self._count > 0 and self._owner is _me()
@@ -158,7 +158,7 @@ class Thread:
         self._hash = next(self._hashes)
 
     def __hash__(self) -> int:
-        return self._hash  # not the address, so that sets have the same order in every process
+        return self._hash  # deterministic, so that sets have the same order in every process
 
     def start(self) -> None:
         self.ident = id(self)
@@ -214,7 +214,7 @@ class Timer(Thread):
 
 
 def monotonic() -> float:
-    """In place of `time.monotonic` and its kind."""
+    """In place of `time.monotonic` and similar clocks."""
     found = world_or_none()
     return _REAL_MONOTONIC() if found is None else found.clock()
 
@@ -253,7 +253,7 @@ def _localtime(seconds: float | None = None) -> time.struct_time:
 
 
 def _number_futures() -> None:
-    """Give futures hashes that are not their addresses."""
+    """Give futures deterministic hashes instead of their addresses."""
     from concurrent.futures import Future
 
     begin, hashes = Future.__init__, itertools.count(1)
@@ -267,7 +267,7 @@ def _number_futures() -> None:
 
 
 def install() -> None:
-    """Replace them."""
+    """Replace Python's threads, locks, clocks and random bytes."""
     for name in ("monotonic", "perf_counter", "process_time", "thread_time"):
         setattr(time, name, monotonic)
     for name in ("monotonic_ns", "perf_counter_ns"):

@@ -1,4 +1,4 @@
-"""Tells the checks what happens within the server and its workers."""
+"""Hooks that report events within the server and its workers to the checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.simulation.checks import running
 
 
 def install() -> None:
-    """Look at what passes between front and workers, and at the rounds of workers' loops."""
+    """Hook the links, the rounds of workers' loops, the store, sessions and drafts."""
     send, deliver, receive = WorkerLink.send, WorkerLink._deliver, WorkerLoop._receive
 
     def watched_send(link: WorkerLink, command: Any) -> bool:

@@ -61,9 +61,9 @@ VOCAB_SIZE = 1536  # of the bundled tokenizer
 
 @dataclass
 class Machine:
-    """The machine that all processes share: its memory, its device, and what will happen to it.
+    """The machine that all processes share: its memory, its device, and its planned faults.
 
-    loads: what the next loads of workers will do, oldest first: a number of seconds, or a fault.
+    loads: the faults of the next loads of workers, in order.
     """
 
     memory: DeviceMemory = DeviceMemory(
@@ -74,20 +74,20 @@ class Machine:
     runs_ahead: bool = False
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
-    failing_starts: int = 0  # so many of the next processes cannot be started
-    short_lives: int = 0  # so many of the next workers die soon after they are loaded
-    workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, living ones
+    failing_starts: int = 0  # how many of the next processes cannot be started
+    short_lives: int = 0  # how many of the next workers die soon after they are loaded
+    workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, if alive
     ended_at: list[float] = field(default_factory=list)  # when workers ended
     excess_bytes: int = 0  # that each process takes beyond its weights
     second: SecondLayer = "none"  # of all models
     repeats: bool = False
     has_draft_model: bool = False
     adapters: tuple[str, ...] = ()  # of all models
-    # of the weights of each model, and of each adapter, as MODEL:ADAPTER
+    # of the weights of each model, and of each adapter (MODEL:ADAPTER)
     versions: Counter[str] = field(default_factory=Counter)
 
     def weights_of(self, model: str) -> Weights:
-        """The weights that a load of the model finds."""
+        """The weights that a worker loads now."""
         return Weights(
             f"{model} {self.versions[model]}",
             second=self.second,
@@ -96,8 +96,8 @@ class Machine:
         )
 
     def all_weights_of(self, model: str) -> Mapping[str, Sequence[Weights]]:
-        """By the fingerprint of the model: all weights that it has ever had, with each version of its
-        adapters.
+        """All weights that a model has ever had, with each version of its adapters, by the fingerprint
+        of the base model.
         """
         found = {}
         for version in range(self.versions[model] + 1):
@@ -112,7 +112,7 @@ class Machine:
 
 @dataclass(eq=False)
 class SimulatedWorker:
-    """One life of a worker, with what tests look at."""
+    """A worker's process, with the parts that checks inspect."""
 
     process: Process
     settings: WorkerSettings
@@ -220,7 +220,7 @@ def _build(
     plan = plan_for(settings.share.state_bytes)
     draft_model = None
     if machine.has_draft_model:
-        # it has other keys and values, but says the same phrases
+        # it has other keys and values, but repeats the same phrases
         worker.draft_engine = make_engine(
             world,
             weights=Weights(f"{weights.name} drafted", repeats=weights.repeats),
@@ -363,7 +363,7 @@ def _planner(machine: Machine, settings: WorkerSettings) -> Callable[[int | None
 
 
 def _may_lack_memory(call: Callable[..., None]) -> Callable[..., None]:
-    """A computation of the device, whose memory a sweep lets be too short."""
+    """A computation of the device, which a sweep can let run out of memory."""
 
     def checked(*args: Any, **more: Any) -> None:
         found = world_or_none()
@@ -375,12 +375,12 @@ def _may_lack_memory(call: Callable[..., None]) -> Callable[..., None]:
 
 
 def install() -> None:
-    """Let no figure of this machine into the world."""
+    """Replace measurements of this machine, so that none reaches the world."""
     mx.eval, mx.async_eval = _may_lack_memory(mx.eval), _may_lack_memory(mx.async_eval)
     mx.disable_compile()  # compiling takes longer than it saves here
     os.setpriority = lambda *_: None
     os.getpid = lambda: world().here.pid if world_or_none() else _REAL_GETPID()
-    code_attention.is_right = lambda: False  # it would be measured, and the toy has no attention
+    code_attention.is_right = lambda: False  # would be measured; the toy does not use it
     inbox.own_queue_times = QueueTimes
     inbox._major_page_faults = lambda: 0
     counters._this_process = _NoProcess

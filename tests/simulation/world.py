@@ -1,9 +1,8 @@
-"""The simulated world: virtual time, and everything that runs in it, one thing at a time.
+"""The simulated world: virtual time and a deterministic scheduler.
 
-Every thread of the real code is a task (a greenlet). A task runs until it waits for something: a
-lock, a time, a message, the disk. Then the world chooses by its seed which of the ready tasks runs
-next; if none is ready, time jumps to the next timer. So one seed is one order of events, and the
-same seed gives the same order again.
+Every thread of the real code is a task (a greenlet), and one task runs at a time, until it waits for
+a lock, a time, a message or the disk. Then the world's random generator chooses one of the ready
+tasks; if none is ready, time jumps to the next timer. So the seed determines the order of events.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 import greenlet
 
 EPOCH = 1_800_000_000.0  # the wall clock when a world begins
-CALL_SECONDS = 1e-6  # by which each look at a clock moves it on
+CALL_SECONDS = 1e-6  # each reading of a clock advances it by this
 
 
 class Killed(BaseException):
@@ -29,11 +28,11 @@ class Killed(BaseException):
 
 
 class Stuck(AssertionError):
-    """Nothing is ready and no timer is set, although the world is not at its end."""
+    """Deadlock: no task is ready and no timer is set, but the world has not ended."""
 
 
 class Process:
-    """Tasks that live and die together. `ends`: called when it is over, as a kernel cleans up."""
+    """Tasks that live and die together. ends: called at its end, like a kernel's cleanup."""
 
     def __init__(self, world: World, name: str, *, pid: int) -> None:
         self.world, self.name, self.pid = world, name, pid
@@ -42,7 +41,7 @@ class Process:
         self.exit_code: int | None = None
         self.tasks: dict[Task, None] = {}
         self.ends: list[Callable[[], None]] = []
-        self._held: list[Task] = []  # ready while it was suspended
+        self._held: list[Task] = []  # that became ready while it was suspended
 
     def spawn(self, run: Callable[[], object], name: str, *, is_daemon: bool = False) -> Task:
         """Start a task."""
@@ -67,7 +66,7 @@ class Process:
         self._held.append(task)
 
     def kill(self, code: int = -9) -> None:
-        """Like SIGKILL: no task runs again, and nothing that its ends would do has an effect."""
+        """Like SIGKILL: no task runs again, and unwinding them has no effect."""
         if self.is_dead:
             return
         self.is_dead = True
@@ -81,7 +80,7 @@ class Process:
             self.world.bury(task)
 
     def exit(self, code: int) -> None:
-        """End, as after its main function: like `kill`, but in order."""
+        """End with an exit code, as at the end of the main function."""
         self.kill(code)
 
 
@@ -95,7 +94,7 @@ class Task:
         self.is_over = False
         self.is_blocked = False
         self.has_timed_out = False
-        self.waits = 0  # how often it has waited, so that an old timer does not wake it
+        self.waits = 0  # how often it has waited; the timer of an earlier wait must not wake it
         self.joiners: list[Task] = []
         self.failure: BaseException | None = None
         self._run = run
@@ -131,15 +130,15 @@ class World:
         self.current: Task | None = None
         self.processes: list[Process] = []
         self.story: list[tuple[float, str]] = []
-        self.on_kill: Callable[[Process], None] = lambda process: None  # by SIGKILL
-        # of a fault of the device or of a load, when it happens
+        self.on_kill: Callable[[Process], None] = lambda process: None  # the server sends SIGKILL
+        # a fault of the device or of a load happens
         self.on_fault: Callable[[Process, str], None] = lambda process, fault: None
-        # of an error that the code would only log
+        # the code would only log an error
         self.on_error: Callable[[BaseException], None] = lambda error: None
-        self.on_delete: Callable[[Path], None] = lambda path: None  # of a file, before it happens
+        self.on_delete: Callable[[Path], None] = lambda path: None  # before a file is deleted
         self.outside = Process(self, "world", pid=1)
-        self.counts: Counter[str] = Counter()  # how often each kind of thing was done
-        self.failing: tuple[str, int] | None = None  # the kind of thing that fails, and which one
+        self.counts: Counter[str] = Counter()  # operations by kind
+        self.failing: tuple[str, int] | None = None  # the operation that fails, and its number
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._orders = itertools.count()
@@ -149,7 +148,7 @@ class World:
     # -- clocks
 
     def clock(self) -> float:
-        """Seconds of the steady clock, never the same twice."""
+        """Seconds of the monotonic clock, strictly increasing."""
         self.now += CALL_SECONDS
         return self.now
 
@@ -160,18 +159,18 @@ class World:
     # -- processes and tasks
 
     def process(self, name: str) -> Process:
-        """Begin a process."""
+        """Start a process."""
         found = Process(self, name, pid=next(self._pids))
         self.processes.append(found)
         return found
 
     @property
     def here(self) -> Process:
-        """The process of the task that runs."""
+        """The process of the running task."""
         return self.outside if self.current is None else self.current.process
 
     def block(self, seconds: float | None = None) -> bool:
-        """Wait until `wake`, or for this time. Returns False if the time is over."""
+        """Wait until `wake` is called, for at most this long. Returns False after a timeout."""
         task = self.current
         assert task is not None, "only a task can wait"
         if task.process.is_dead:
@@ -203,7 +202,7 @@ class World:
             self.make_ready(task)
 
     def yield_now(self) -> None:
-        """Let others run first, perhaps."""
+        """Give other ready tasks the chance to run first."""
         task = self.current
         if task is None:
             return
@@ -213,19 +212,19 @@ class World:
         self._leave(task)
 
     def make_ready(self, task: Task) -> None:
-        """Let a task run when it is its turn."""
+        """Add a task to the ready tasks."""
         if not task.is_over:
             self._ready.append(task)
 
     def forget_ready(self, process: Process) -> None:
-        """No task of this process is ready any more."""
+        """Remove a process's tasks from the ready tasks."""
         self._ready = [task for task in self._ready if task.process is not process]
 
     def bury(self, task: Task) -> None:
         """Unwind a task of a dead process."""
         if task.is_over:
             return
-        task.is_blocked = False  # nothing wakes it
+        task.is_blocked = False  # so that nothing wakes it
         before = self.current
         self.current = task
         try:
@@ -240,13 +239,13 @@ class World:
             task.is_over, task.is_blocked = True, False
 
     def after(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` later, on no task."""
+        """Call `act` after this time, outside all tasks."""
         heapq.heappush(self._timers, (self.now + max(0.0, seconds), next(self._orders), act))
 
     # -- running
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Let the world go on until it is over."""
+        """Run events until `is_over`."""
         while not is_over():
             self._step()
 
@@ -262,7 +261,7 @@ class World:
         place = self.random.randrange(len(self._ready)) if len(self._ready) > 1 else 0
         task = self._ready.pop(place)
         if task.is_over or task.process.is_dead:
-            return  # to switch to its dead greenlet would run the one that buried it
+            return  # switching to a dead greenlet would run its parent
         if task.process.is_suspended:
             task.process.hold(task)
             return
@@ -278,7 +277,7 @@ class World:
             raise failure
 
     def waiting(self) -> str:
-        """The tasks that live, for messages."""
+        """All living tasks, for messages."""
         return ", ".join(
             f"{process.name}/{task.name}" for process in self.processes for task in process.tasks
         )
@@ -286,17 +285,17 @@ class World:
     # -- sweeps
 
     def fails(self, kind: str) -> bool:
-        """Count a thing of this kind that is about to be done. Returns whether it has to fail."""
+        """Count an operation of this kind that is about to begin. Returns whether it must fail."""
         self.counts[kind] += 1
         if self.failing != (kind, self.counts[kind]):
             return False
         self.on_fault(self.here, f"the planned {kind}")
         return True
 
-    # -- what happened
+    # -- trace and story
 
     def note(self, *words: Any) -> None:
-        """Add to the trace, whose hash tells whether two runs are the same."""
+        """Add to the trace. Two runs are the same if the hashes of their traces are."""
         self._trace.update(f"{self.now:.6f} {' '.join(map(str, words))}\n".encode())
 
     def tell(self, text: str) -> None:
@@ -306,7 +305,7 @@ class World:
 
     @property
     def trace_hash(self) -> str:
-        """The hash of everything that was noted."""
+        """The hash of the trace."""
         return self._trace.hexdigest()
 
 
@@ -314,19 +313,19 @@ _world: World | None = None
 
 
 def world() -> World:
-    """The world that runs now."""
+    """The running world."""
     assert _world is not None, "no world runs"
     return _world
 
 
 def world_or_none() -> World | None:
-    """The world that runs now, if any does."""
+    """The running world, if there is one."""
     return _world
 
 
 @contextmanager
 def a_world(seed: int) -> Iterator[World]:
-    """Begin a world, and end all its processes at the end."""
+    """Create a world, and kill all its processes at the end."""
     global _world
     assert _world is None, "one world at a time"
     _world = World(seed)

@@ -1,16 +1,16 @@
-"""The process that runs simulated worlds: scenarios come in by standard input, results go out.
+"""The process that runs simulated worlds: it reads tasks from standard input and writes results.
 
-Its threads, clocks and sockets are the simulated ones, so it does nothing else. Only `Worlds` in
-`pool.py` starts it, as `python -m tests.simulation.worlds`. Each world runs in a fork of it, so that
-it finds nothing of earlier ones: no cache, no counter, no leak; and a crash ends only one world.
-Where a fork cannot use the device any more (macOS), the process ends after one world.
+Its threads, clocks and sockets are simulated. `Worlds` in `pool.py` starts it, as
+`python -m tests.simulation.worlds`. Each world runs in a fork, so it is not affected by the caches,
+counters and leaks of earlier ones, and a crash ends only one world. Where a fork cannot use the
+device (macOS), the process exits after one world.
 """
 
 from __future__ import annotations
 
 from tests.simulation import links, threads
 
-threads.install()  # before anything else takes Python's own threads and clocks
+threads.install()  # before other modules import Python's threads and clocks
 links.install()
 
 from tests.simulation import disk_calls  # noqa: E402
@@ -39,16 +39,16 @@ from tests.simulation.outcomes import BEGAN, FORKS, Failure, Result, Task  # noq
 from tests.simulation.simulation import run  # noqa: E402
 from tests.simulation.world import World, world_or_none  # noqa: E402
 
-CORES = 8  # of the machine that the worlds see: how many threads an executor starts
-PROCESSOR_SECONDS = 40.0  # within which a world that lives has another event
+CORES = 8  # of the simulated machine, for the size of executors
+PROCESSOR_SECONDS = 40.0  # between two events, at most
 
 
 class NoProgress(BaseException):
-    """The code under test computes without end, while no virtual time passes."""
+    """The code under test is in an endless loop, in which no virtual time passes."""
 
 
 class _Watch:
-    """Interrupts a world that computes, but has no event any more."""
+    """Interrupts a world that uses processor time without any event."""
 
     def __init__(self) -> None:
         self.world: World | None = None
@@ -101,7 +101,7 @@ def _result(task: Task) -> Result:
 
 
 def _write_trace(path: str) -> None:
-    """Write everything that is noted to a file, to see where two runs differ."""
+    """Write the trace to a file, to see where two runs differ."""
     file = open(path, "w", buffering=1)  # noqa: SIM115 (until the process ends)
     note = World.note
 
@@ -118,15 +118,15 @@ def _send(result: Result, descriptor: int) -> None:
 
 
 def serve(results: int) -> None:
-    """Run what comes, until nothing more does. results: the descriptor to write to."""
-    plain_tokens()  # what is the same in all worlds is made once
+    """Run tasks until standard input ends. results: the descriptor to write to."""
+    plain_tokens()  # cached once for all worlds
     while True:
         try:
             task: Task = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         gc.collect()
-        gc.freeze()  # so that the next collection comes at the same event in every run
+        gc.freeze()  # so that the next collection happens at the same event in every run
         child = os.fork() if FORKS else 0
         if not child:
             _send(_result(task), results)
@@ -139,6 +139,6 @@ def serve(results: int) -> None:
 
 if __name__ == "__main__":
     given = os.dup(1)
-    os.dup2(2, 1)  # whatever prints, prints there
+    os.dup2(2, 1)  # anything that is printed goes to standard error
     serve(given)
     os._exit(0)

@@ -70,7 +70,7 @@ async def test_beta_fields_that_would_change_the_answer_are_refused(
     assert (response.status_code, gateway.requests) == (400, [])
     error = response.json()["error"]
     assert error["message"].startswith(f"`{named}`")
-    # with these details, SDKs go on without a thread
+    # with these details, SDKs continue without a thread
     refused = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     assert error.get("details") == (refused if named == "thread" else None)
 
