@@ -82,6 +82,25 @@ def test_every_makefile_target_is_explained_in_its_header() -> None:
     assert set(targets[1].split()) - {"help"} == set(explained)
 
 
+def makefile_targets(text: str) -> list[str]:
+    """The targets of `make` commands in a document: in blocks of code and within sentences."""
+    block = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+    code = block.findall(text) + re.findall(r"`[^`]+`", block.sub("", text))
+    command = re.compile(r"(?:^|[`;&|$])\s*make\s+([a-z][\w-]*)", re.MULTILINE)
+    return [target for each in code for target in command.findall(each)]
+
+
+def test_every_make_target_named_in_a_document_exists() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = [
+        (document.name, target)
+        for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for target in makefile_targets(document.read_text(encoding="utf-8"))
+    ]
+    assert len(named) > 40
+    assert [each for each in named if each[1] not in targets] == []
+
+
 def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = [
