@@ -13,7 +13,8 @@ from holdfast.front.telemetry.metrics import Metrics
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 FIELDS = (REFERENCE / "openai.md").read_text(encoding="utf-8")
 METRICS = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
-PATHS = (REFERENCE / "http-api.md").read_text(encoding="utf-8")
+PAGES_OF_PATHS = ("reference/http-api.md", "reference/ollama.md", "guides/operating.md")
+PATHS = "".join((REFERENCE.parent / page).read_text(encoding="utf-8") for page in PAGES_OF_PATHS)
 
 
 def test_every_served_field_is_documented() -> None:
