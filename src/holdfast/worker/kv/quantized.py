@@ -322,10 +322,10 @@ class QuantizedKV(LayerKV):
     def quantized_before(self, tokens: int) -> int:
         return self._block_start(tokens)
 
-    def lasting(self, tokens: int) -> int:
+    def lasting_prefix(self, tokens: int) -> int:
         return self._block_start(tokens)
 
-    def resumable(self, tokens: int) -> int:
+    def resumable_prefix(self, tokens: int) -> int:
         block_start = self._block_start(tokens)
         return tokens if block_start >= self._codes_state.tokens else block_start
 
