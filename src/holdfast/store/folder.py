@@ -233,8 +233,8 @@ class StoreFolder:
         _LOG.warning("deleted the cache of an earlier version from the store: %s", self.path)
 
     def _make_root(self) -> None:
-        """Make the store's folder, also if it was deleted since; but if the volume was unmounted since, do
-        not make it on the volume below.
+        """Make the store's folder, also if it was deleted since; but if the volume was unmounted
+        since, do not make it on the volume below.
         """
         parent = self.path.parent
         self._unsynced_ancestors.add(parent)

@@ -697,7 +697,7 @@ class _CompactionBuilder(_ItemBuilder):
 class CustomInput:
     """Decodes the JSON arguments of a custom tool's call while they arrive.
 
-    The results of `more` and `rest`, joined, are the call's `input`.
+    The results of `push` and `finish`, joined, are the call's `input`.
     """
 
     def __init__(self) -> None:

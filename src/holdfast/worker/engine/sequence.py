@@ -54,8 +54,8 @@ class Prefix:
 class EngineSequence:
     """One sequence in the engine.
 
-    known_token_ids: int32 [tokens], the tokens that the host knows: the prompt, with the model's own
-        tokens in place of image keys, and the tokens that were generated before a preemption.
+    known_token_ids: int32 [tokens], the tokens that the host knows: the prompt, with the model's
+        own tokens in place of image keys, and the tokens that were generated before a preemption.
     """
 
     request: SequenceRequest

@@ -177,11 +177,12 @@ class LiveTier:
     def _possible_claim(
         self, packed: bytes, *, root: Root, tokens_in_blocks: int, may_move: bool
     ) -> LiveClaim | None:
-        """The best claim to a live state; None if blocks alone provide as many tokens.
+        """What a sequence could take from the live state with the longest common prefix; None:
+        nothing.
 
-        If some layers resume only at checkpoints, a live state has them only at its end. A sequence that
-        takes the state over starts there. Any other takes these layers from a stored checkpoint, and so
-        no more tokens than there are in blocks.
+        If some layers resume only at checkpoints, a live state has them only at its end. A sequence
+        that takes the state over starts there. Any other sequence takes these layers from a stored
+        checkpoint, and so no more tokens than blocks provide.
         """
         limit = len(packed) - TOKEN_BYTES  # the last token is always prefilled
         chain, tokens = self._chains.longest(packed[:limit], root=root)
@@ -197,8 +198,8 @@ class LiveTier:
             may_take_over = may_move and chain.is_parked and not chain.claims
             if not (may_take_over and state.can_rewind(tokens)):
                 needs_end_state = False
-                has_kv = bool(self._model_form.block)
-                tokens = usable_prefix(min(tokens, tokens_in_blocks)) if has_kv else 0
+                most = tokens_in_blocks if self._model_form.block else 0  # without KV layers, none
+                tokens = usable_prefix(min(tokens, most))
         if tokens == 0 or (needs_end_state and tokens < tokens_in_blocks):
             return None
         return LiveClaim(chain=chain, tokens=tokens, needs_end_state=needs_end_state)

@@ -283,8 +283,8 @@ def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
 class LiveClaim:
     """A claim to start a sequence from the first tokens of a live chain.
 
-    needs_end_state: whether the sequence needs the state of all layers at the end of the chain, possibly
-        rewound. Such a claim is exclusive.
+    needs_end_state: whether the sequence needs the state of all layers at the end of the chain,
+        possibly rewound. Such a claim is exclusive.
     use: the planned use, and once the engine has the state, the actual use.
     """
 
