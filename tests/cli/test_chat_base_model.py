@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.chat import NotAModel, _check_can_chat
+from holdfast.cli.chat import NotAModel, _may_be_available
 from holdfast.config import ModelSettings
 
 
@@ -23,7 +23,7 @@ def test_a_model_without_chat_template_is_refused_before_loading(
     if settings_file is not None:
         (folder / "tokenizer_config.json").write_text(settings_file)
     with pytest.raises(NotAModel, match="no chat template: it is a base model"):
-        _check_can_chat(ModelSettings(path=str(folder)))
+        _may_be_available(ModelSettings(path=str(folder)))
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_a_model_with_a_chat_template_is_not_refused(
     path = model_folder(tmp_path) / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
-    _check_can_chat(ModelSettings(path=str(tmp_path)))
+    _may_be_available(ModelSettings(path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("path", ["", "no/such-model", "/missing/folder"])
 def test_a_model_that_is_not_local_is_not_checked(path: str) -> None:
-    _check_can_chat(ModelSettings(path=path))
+    _may_be_available(ModelSettings(path=path))

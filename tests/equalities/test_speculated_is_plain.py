@@ -179,7 +179,7 @@ def test_greedy_answers_are_those_of_the_model_alone() -> None:
 )
 def test_states_that_cannot_drop_tokens_recompute_accepted_ones(name: str, depth: int) -> None:
     engine = Engine(probed(name), vocab_size=VOCAB_SIZE)
-    assert engine.repeats_accepted
+    assert engine.recomputes_accepted
     assert_some_rejected(assert_the_same(engine, some_sequences(name), depth=depth))
 
 

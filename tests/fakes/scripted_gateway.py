@@ -399,7 +399,7 @@ class ScriptedDirectory:
     models: Sequence[ModelStatus] = (model_status(),)
     numbers: Mapping[str, WorkerStatistics] = field(default_factory=dict)
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
-    unread: Sequence[str] = ()  # models whose tokenizer has not been loaded
+    awaited_tokenizers: Sequence[str] = ()  # of models
 
     def statuses(self) -> Sequence[ModelStatus]:
         return self.models
@@ -491,6 +491,6 @@ def scripted_services(
             statuses=directory.statuses,
             statistics=directory.statistics,
             dialects=directory.dialects,
-            unread=directory.unread,
+            awaited_tokenizers=directory.awaited_tokenizers,
         ),
     )

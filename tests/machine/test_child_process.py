@@ -24,5 +24,5 @@ def test_a_child_that_fails_is_reported_with_its_code_and_last_line(
 ) -> None:
     once = ("-n1", "-r1")
     with pytest.raises(HoldfastError) as failed:
-        answer_of("timeit", *once, program, kind=int, doing="counting", limit_seconds=60)
+        answer_of("timeit", *once, program, answer_type=int, doing="counting", limit_seconds=60)
     assert str(failed.value) == message

@@ -359,7 +359,7 @@ class ToyRunner(Runner):
     def _tokens(self, each: SequenceSpan) -> list[int]:
         span, sequence = each.span, each.sequence
         if not each.is_decoding:
-            known = np.array(sequence.known, copy=False)
+            known = np.array(sequence.known_token_ids, copy=False)
             tokens: list[int] = known[span.start : span.start + span.tokens].tolist()
             return tokens
         if span.tokens == 1:

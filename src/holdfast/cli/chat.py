@@ -265,7 +265,7 @@ def _check_is_no_question(model: str) -> None:
         )
 
 
-def _check_can_chat(model: ModelSettings) -> bool:
+def _may_be_available(model: ModelSettings) -> bool:
     """Whether the model may be available; if not, the server says why. Raises NotAModel for a local
     model without a chat template, before the server spends time loading it.
     """
@@ -310,8 +310,8 @@ def _server(
         with client:
             yield client, model
         return
-    is_here = _check_can_chat(settings.model)
-    if is_here and (kernels := uncompiled()):
+    may_be_available = _may_be_available(settings.model)
+    if may_be_available and (kernels := uncompiled()):
         complain(
             f"compiling kernels for this CPU ({', '.join(kernels)}); this happens once and takes "
             "about 20 s"
@@ -321,7 +321,9 @@ def _server(
             try:
                 client = stack.enter_context(own_server(effective, on_state=spinner.update))
             except ServerFailed as error:
-                served = () if is_here or own else _served_by_running(settings.server.api_key)
+                served = (
+                    () if may_be_available or own else _served_by_running(settings.server.api_key)
+                )
                 raise ServerFailed(" ".join((str(error), *served))) from None
         yield client, client.model()["id"]
 

@@ -220,7 +220,7 @@ def check_model(settings: ModelSettings) -> ModelInfo:
     """
     answer: ModelInfo | str = answer_of(
         "holdfast.cli.doctor",
-        kind=ModelInfo | str,
+        answer_type=ModelInfo | str,
         doing="loading and probing",
         limit_seconds=settings.startup_seconds,
         sent=msgspec.json.encode(settings),

@@ -41,7 +41,7 @@ def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> 
     blas: whether to load a faster BLAS before MLX. size: rows and columns of the matrices; 0
     means 1,024 on a CPU and 4,096 on a GPU. Takes about two seconds. Raises HoldfastError.
     """
-    speed: float = _child("gflops", str(int(blas)), str(threads or 0), str(size), kind=float)
+    speed: float = _child("gflops", str(int(blas)), str(threads or 0), str(size), answer_type=float)
     return speed
 
 
@@ -50,7 +50,7 @@ def machine_report(*, threads: int | None = None) -> MachineReport:
 
     Raises HoldfastError.
     """
-    report: MachineReport = _child("report", str(threads or 0), kind=MachineReport)
+    report: MachineReport = _child("report", str(threads or 0), answer_type=MachineReport)
     return report
 
 
@@ -99,11 +99,11 @@ def _recommendations_about(blas: BlasReport) -> list[str]:
     return found
 
 
-def _child(*arguments: str, kind: Any) -> Any:
+def _child(*arguments: str, answer_type: Any) -> Any:
     return answer_of(
         "holdfast.cli.machine_report",
         *arguments,
-        kind=kind,
+        answer_type=answer_type,
         doing="measuring this machine",
         limit_seconds=_MEASURE_SECONDS,
     )

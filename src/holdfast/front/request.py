@@ -57,7 +57,7 @@ class PromptText:
     branch_points: tuple[int, ...] = ()
     breakpoints: tuple[int, ...] = ()  # positions of the `CacheBreakpoint`s; 0: unknown
     # the template's text between the header of the new answer and the answer; None: unknown
-    opening: str | None = None
+    answer_opening: str | None = None
     dropped_tokens: int = 0  # tokens of earlier answers that the template left out
 
 

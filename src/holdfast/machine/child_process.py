@@ -14,13 +14,13 @@ from holdfast.errors import HoldfastError
 def answer_of(
     module: str,
     *arguments: str,
-    kind: Any,
+    answer_type: Any,
     doing: str,
     limit_seconds: float,
     sent: bytes = b"",
     hint: str = "",
 ) -> Any:
-    """Run a module and return what it prints, decoded as `kind`.
+    """Run a module and return what it prints, decoded as `answer_type`.
 
     Raises HoldfastError with a message of one line. sent: its standard input. doing: what it does,
     for messages. hint: what to do if it takes too long.
@@ -30,7 +30,7 @@ def answer_of(
         done = subprocess.run(
             command, input=sent, capture_output=True, timeout=limit_seconds, check=True
         )
-        return msgspec.json.decode(done.stdout, type=kind)
+        return msgspec.json.decode(done.stdout, type=answer_type)
     except subprocess.TimeoutExpired:
         raise HoldfastError(f"{doing} took more than {limit_seconds:.0f} s{hint}") from None
     except subprocess.CalledProcessError as error:

@@ -130,14 +130,14 @@ def plan_memory(
     unified = memory.unified and memory.working_set_bytes > 0
     _check_requested(kv_bytes, memory)
     if unified:
-        left_bytes = share.state_bytes
-        if left_bytes is None:
+        free_bytes = share.state_bytes
+        if free_bytes is None:
             own_bytes = weight_bytes + reserve_bytes
-            left_bytes = state_bytes(
+            free_bytes = state_bytes(
                 memory.working_set_bytes, taken_bytes=(own_bytes,), parts=share.parts
             )
         return _plan_of_working_set(
-            left_bytes=left_bytes,
+            free_bytes=free_bytes,
             kv_bytes=kv_bytes,
             ram_tier_bytes=ram_tier_bytes,
             full_context_bytes=full_context_bytes,
@@ -174,19 +174,22 @@ def state_bytes(working_set_bytes: int, *, taken_bytes: Sequence[int], parts: in
 
 
 def _plan_of_working_set(
-    *, left_bytes: int, kv_bytes: int | None, ram_tier_bytes: int | None, full_context_bytes: int
+    *, free_bytes: int, kv_bytes: int | None, ram_tier_bytes: int | None, full_context_bytes: int
 ) -> MemoryPlan:
-    both_bytes = int(left_bytes * _UNIFIED_SHARE)
+    """Divide a share of the free part of a working set between KV and cached blocks in RAM; if KV
+    would not hold a full context, it gets more than this share if possible.
+    """
+    cache_bytes = int(free_bytes * _UNIFIED_SHARE)
     if kv_bytes is None:
         if ram_tier_bytes is None:
-            kv_bytes = both_bytes * _RAM_TIER_PARTS // (_RAM_TIER_PARTS + 1)
+            kv_bytes = cache_bytes * _RAM_TIER_PARTS // (_RAM_TIER_PARTS + 1)
         else:
-            kv_bytes = both_bytes - ram_tier_bytes
-        if kv_bytes < full_context_bytes <= left_bytes - (ram_tier_bytes or 0):
+            kv_bytes = cache_bytes - ram_tier_bytes
+        if kv_bytes < full_context_bytes <= free_bytes - (ram_tier_bytes or 0):
             kv_bytes = full_context_bytes
         kv_bytes = _bounded(kv_bytes)
     if ram_tier_bytes is None:
-        ram_tier_bytes = max(0, min(both_bytes // (_RAM_TIER_PARTS + 1), left_bytes - kv_bytes))
+        ram_tier_bytes = max(0, min(cache_bytes // (_RAM_TIER_PARTS + 1), free_bytes - kv_bytes))
     return MemoryPlan(kv_bytes=kv_bytes, ram_tier_bytes=ram_tier_bytes)
 
 

@@ -128,7 +128,9 @@ class StoreFolder:
         # of the parent folder, to notice an unmounted volume
         self._parent_device: int | None = None
         self._holds_lock = False  # this process holds the lock of `exclusive`
-        self._unsynced: set[Path] = set()  # folders that have new names, above the store's own
+        self._unsynced_ancestors: set[Path] = (
+            set()
+        )  # folders that have new names, above the store's own
         self._synced: set[Path] = set()  # models' folders whose names are durable
 
     @property
@@ -215,9 +217,9 @@ class StoreFolder:
         # A block is durable only if the folders around it are, and the process that created them may
         # have died before it could sync them.
         sync_folder(self.path)
-        for folder in sorted(self._unsynced):
+        for folder in sorted(self._unsynced_ancestors):
             _sync_ancestor(folder)
-            self._unsynced.remove(folder)
+            self._unsynced_ancestors.remove(folder)
 
     def _begin_anew(self) -> None:
         """Delete the blocks and sessions of an earlier version, which this version cannot read."""
@@ -231,11 +233,14 @@ class StoreFolder:
         _LOG.warning("deleted the cache of an earlier version from the store: %s", self.path)
 
     def _make_root(self) -> None:
+        """Make the store's folder, also if it was deleted since; but if the volume was unmounted
+        since, do not make it on the volume below.
+        """
         parent = self.path.parent
-        self._unsynced.add(parent)
+        self._unsynced_ancestors.add(parent)
         if self._parent_device is None:
             missing = [ancestor for ancestor in self.path.parents if not ancestor.exists()]
-            self._unsynced.update(ancestor.parent for ancestor in missing)
+            self._unsynced_ancestors.update(ancestor.parent for ancestor in missing)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._parent_device = parent.stat().st_dev
         elif parent.stat().st_dev != self._parent_device:

@@ -400,7 +400,7 @@ class BlockIndex:
 
 _SUFFIX = f"-{INDEX_FORMAT}.sqlite"
 
-Gone: TypeAlias = dict[BlockKey, BlockFile | None]
+LostBlocks: TypeAlias = dict[BlockKey, BlockFile | None]
 Result = TypeVar("Result")
 
 
@@ -413,7 +413,7 @@ class IndexSupervisor:
         self._path = _IN_MEMORY  # path of the index that was opened last
         self._file: tuple[int, int] | None = None  # device and inode of the open index
         # blocks found missing or damaged when the index was opened; the owner handles them
-        self.gone: Gone = {}
+        self.lost_blocks: LostBlocks = {}
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
         """Call `work` with the open index.
@@ -444,7 +444,7 @@ class IndexSupervisor:
         self._path = _IN_MEMORY
         self._index = BlockIndex(self._path)
         with contextlib.suppress(OSError):
-            self.gone |= reconcile(self._index, self._folder)
+            self.lost_blocks |= reconcile(self._index, self._folder)
 
     def close(self) -> None:
         """Close the index. The next use opens it again."""
@@ -473,14 +473,14 @@ class IndexSupervisor:
             self._index = BlockIndex(self._path)
             try:
                 self._file = _identity(self._path)
-                self.gone |= reconcile(self._index, self._folder)
+                self.lost_blocks |= reconcile(self._index, self._folder)
             except BaseException:
                 self.close()  # the index may not agree with the files yet
                 raise
         return self._index
 
 
-def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
+def reconcile(index: BlockIndex, folder: StoreFolder) -> LostBlocks:
     """Make the index agree with the folder: add rows for unknown files, remove rows without a file.
 
     Reads only the headers of unknown files. A file that cannot be read at the moment is left alone.
@@ -492,7 +492,7 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> Gone:
     wrong: list[BlockKey] = []
     fresh: dict[BlockKey, Entry] = {}
     fingerprints: dict[str, str] = {}
-    damaged: Gone = {}
+    damaged: LostBlocks = {}
     unreadable: list[BlockUnreadable] = []
     for found in folder.block_files():
         place = unseen.pop(found.key, None)

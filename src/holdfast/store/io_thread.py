@@ -372,10 +372,10 @@ class IoThread:
             self._on_index("record what was used", lambda index: index.touch(used))
 
     def _refresh_counts(self) -> None:
-        damaged, gone = self._maintenance.set_aside_damaged()
+        damaged, lost = self._maintenance.set_aside_damaged()
         self._figures.bad_blocks += damaged
-        self._suspects.update(gone)
-        self._report_lost(gone)
+        self._suspects.update(lost)
+        self._report_lost(lost)
         day = self._day()
         self._figures.blocks = self._supervisor.use(BlockIndex.block_count)
         self._figures.stored_bytes = self._supervisor.use(BlockIndex.stored_bytes)

@@ -261,14 +261,14 @@ class StoreMaintenance:
 
         Returns the number of damaged files, and the keys of all lost blocks.
         """
-        gone = self.supervisor.gone
-        self.supervisor.gone = {}
+        lost = self.supervisor.lost_blocks
+        self.supervisor.lost_blocks = {}
         damaged = [
             found
-            for found in gone.values()
+            for found in lost.values()
             if found is not None and self.look_again(found.path, found.key)
         ]
-        return len(damaged), list(gone)
+        return len(damaged), list(lost)
 
 
 def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:

@@ -282,7 +282,7 @@ async def test_health_is_ok_without_a_loaded_model() -> None:
 async def test_health_is_not_ready_before_the_first_tokenizer_is_loaded() -> None:
     """A broken tokenizer ends the server, which used to report that it was ready first."""
     for unread, status in (((MODEL,), "loading"), ((), "ok"), (("other",), "ok")):
-        body = (await get("/health", ScriptedDirectory(unread=unread))).json()
+        body = (await get("/health", ScriptedDirectory(awaited_tokenizers=unread))).json()
         assert (body["status"], body["models"][0]["state"]) == (status, "ready")
 
 

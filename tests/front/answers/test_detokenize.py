@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from holdfast.front.answers.detokenize import PlacedToken, detokenizer, spread
+from holdfast.front.answers.detokenize import PlacedToken, detokenizer, place_by_bytes
 from holdfast.front.answers.pieces import TokenPieces
 from tests.fakes import toy_tokenizers
 
@@ -158,7 +158,7 @@ def placed(count: int) -> list[PlacedToken]:
 
 def test_the_bytes_of_one_character_have_its_position() -> None:
     tokens = placed(5)
-    assert spread("\n🙂", tokens, [b"\n", b"\xf0", b"\x9f", b"\x99", b"\x82"], start=7)
+    assert place_by_bytes("\n🙂", tokens, [b"\n", b"\xf0", b"\x9f", b"\x99", b"\x82"], start=7)
     assert [(token.start, token.end) for token in tokens] == [
         (7, 8),
         (8, 9),
@@ -168,9 +168,9 @@ def test_the_bytes_of_one_character_have_its_position() -> None:
     ]
 
 
-def test_replaced_bytes_are_not_spread() -> None:
+def test_replaced_bytes_are_not_placed() -> None:
     tokens = placed(2)
-    assert not spread("\ufffd", tokens, [b"\xf0", b"\x9f"], start=7)
+    assert not place_by_bytes("\ufffd", tokens, [b"\xf0", b"\x9f"], start=7)
     assert [(token.start, token.end) for token in tokens] == [(7, 7), (7, 7)]
 
 
@@ -180,7 +180,7 @@ def test_every_character_belongs_to_the_tokens_of_its_bytes(text: str, data: st.
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=5)))
     raws = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     tokens = placed(len(raws))
-    assert spread(text, tokens, raws, start=7)
+    assert place_by_bytes(text, tokens, raws, start=7)
     done = 0
     for token, raw in zip(tokens, raws, strict=True):
         before, done = done, done + len(raw)

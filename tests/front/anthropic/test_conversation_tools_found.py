@@ -115,7 +115,7 @@ async def test_found_tools_keep_the_prefix_in_every_family() -> None:
             ready = prepared(request, name)
             ids = tuple(ready.sequences[0].prompt_token_ids)
             assert ids[: len(before)] == before, name
-            tail = tokenizer.encode(ready.opening or "", add_special_tokens=False)
+            tail = tokenizer.encode(ready.answer_opening or "", add_special_tokens=False)
             before = ids[: len(ids) - len(tail)]
         text = tokenizer.decode(list(ids), skip_special_tokens=False)
         assert [text.count(f"Does what {each} does.") for each in FOUND] == [1] * len(FOUND), name

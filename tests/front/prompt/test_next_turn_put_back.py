@@ -132,7 +132,7 @@ def put_back(bundle: TokenizerBundle, message: dict[str, Any]) -> tuple[int, ...
     ).answers
     if not answers:
         return None
-    opening = bundle.tokenizer.encode(prepared.opening or "", add_special_tokens=False)
+    opening = bundle.tokenizer.encode(prepared.answer_opening or "", add_special_tokens=False)
     token_ids = tuple(answers[0].token_ids)
     assert token_ids[: len(opening)] == tuple(opening)
     return token_ids[len(opening) :]

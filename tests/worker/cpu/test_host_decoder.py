@@ -253,8 +253,8 @@ def test_on_a_gpu_no_model_runs_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_models_with_deviating_results_use_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = make_tiny("llama")
-    plain = host_decoder._rope_form
+    plain = host_decoder._rope_arguments
     monkeypatch.setattr(
-        host_decoder, "_rope_form", lambda ropes: plain(ropes)._replace(base=20_000.0)
+        host_decoder, "_rope_arguments", lambda ropes: plain(ropes)._replace(base=20_000.0)
     )
     assert not has_decoder(model)

@@ -140,7 +140,7 @@ def test_a_window_stretched_by_a_chunk_shrinks_after_the_step() -> None:
     model = kept_tiny("gemma3_text")
     runner = runner_of("rows", model)
     sequence = a_sequence(runner, "a")
-    sequence.known = mx.array([index % VOCAB_SIZE for index in range(900)])
+    sequence.known_token_ids = mx.array([index % VOCAB_SIZE for index in range(900)])
     forward(runner, a_span(sequence, 0, 800, samples=False))
     mx.eval(list(sequence.live.arrays()))
     windows = [layer for layer in sequence.live.layers if isinstance(layer, WindowKV)]
@@ -205,7 +205,7 @@ def test_parts_frozen_between_spans_are_attended_to_as_one(
     start = 0
     for count in (9, 1, 14, 3, 1, 1):
         for each in sequences:
-            each.known = mx.array(tokens)
+            each.known_token_ids = mx.array(tokens)
             each.sampled = mx.array([tokens[start]])
         spans = [a_span(each, start, count) for each in sequences[: 1 + start % 2]]
         got = runner.forward(

@@ -56,7 +56,7 @@ def test_installing_twice_wraps_once() -> None:
 def test_a_module_imported_earlier_is_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     base = importlib.import_module("mlx_lm.models.base")
     hook = attention()
-    plain = getattr(hook, mlx_lm_hooks._PLAIN)
+    plain = getattr(hook, mlx_lm_hooks._ORIGINAL)
     early = ModuleType("mlx_lm.models.early")
     early.scaled_dot_product_attention = plain  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mlx_lm.models.early", early)
@@ -64,6 +64,6 @@ def test_a_module_imported_earlier_is_patched(monkeypatch: pytest.MonkeyPatch) -
     mlx_lm_hooks.install()
     try:
         assert early.scaled_dot_product_attention is base.scaled_dot_product_attention
-        assert hasattr(early.scaled_dot_product_attention, mlx_lm_hooks._PLAIN)
+        assert hasattr(early.scaled_dot_product_attention, mlx_lm_hooks._ORIGINAL)
     finally:
         base.scaled_dot_product_attention = hook  # type: ignore[attr-defined]

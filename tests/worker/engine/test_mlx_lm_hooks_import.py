@@ -13,7 +13,7 @@ def loaded(*names):
     print(*(name in sys.modules for name in names))
 
 def has_seam(module):
-    print(hasattr(module.scaled_dot_product_attention, "_holdfast_plain_attention"))
+    print(hasattr(module.scaled_dot_product_attention, "_holdfast_original_attention"))
 """
 
 

@@ -102,7 +102,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(1, MOST), is_shared=st.booleans())
     def fork(self, data: st.DataObject, tokens: int, is_shared: bool) -> None:
         state = self.one(data)
-        tokens = state.resumable(min(tokens, state.tokens))
+        tokens = state.resumable_prefix(min(tokens, state.tokens))
         if tokens:
             base = LiveBase(state=state, tokens=tokens, use="shared" if is_shared else "copied")
             fork = start_from(base, self.empty().layers, is_restored=False)

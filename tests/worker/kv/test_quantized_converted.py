@@ -99,7 +99,7 @@ class Conversions(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=st.integers(1, MOST))
     def fork(self, data: st.DataObject, tokens: int) -> None:
         state = self.one(data)
-        tokens = state.resumable(min(tokens, state.tokens))
+        tokens = state.resumable_prefix(min(tokens, state.tokens))
         if tokens and self.can_share:
             is_native = isinstance(state.leaves[0], FullKV)
             fresh = FullKV() if is_native else self.quantized_layer()

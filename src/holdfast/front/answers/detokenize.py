@@ -34,18 +34,20 @@ class PlacedToken:
     logprob: TokenLogprob | None
 
 
-def spread(text: str, tokens: Sequence[PlacedToken], raws: Sequence[bytes], *, start: int) -> bool:
+def place_by_bytes(
+    text: str, tokens: Sequence[PlacedToken], bytes_of_tokens: Sequence[bytes], *, start: int
+) -> bool:
     """Set the positions of tokens whose text became certain at the same time.
 
     Returns False if the text does not consist of the tokens' bytes.
 
-    start: the position of the text in the answer. raws: the bytes of each token.
+    start: the position of the text in the answer.
     """
     data = text.encode()
-    if b"".join(raws) != data:
+    if b"".join(bytes_of_tokens) != data:
         return False
     characters = 0  # number of characters of the text that have begun
-    for token, raw in zip(tokens, raws, strict=True):
+    for token, raw in zip(tokens, bytes_of_tokens, strict=True):
         first = characters - 1 if raw and _continues(raw[0]) else characters
         characters += sum(not _continues(byte) for byte in raw)
         token.start = start + first
@@ -94,7 +96,7 @@ class PlacedTokens:
         """Return the text that was held back. Call this when no more tokens follow."""
         text = self._detokenizer.flush()
         if text and self._uncertain:
-            self._place(text, start=self._characters)
+            self._place_uncertain(text, start=self._characters)
         self._uncertain.clear()
         self._characters += len(text)
         return text
@@ -136,15 +138,15 @@ class PlacedTokens:
         if self._uncertain or not text:
             self._uncertain.append(token)
         if text and self._uncertain:
-            self._place(text, start=start)
+            self._place_uncertain(text, start=start)
 
-    def _place(self, text: str, *, start: int) -> None:
+    def _place_uncertain(self, text: str, *, start: int) -> None:
         """Set the positions of the tokens whose text was uncertain.
 
         If invalid bytes were replaced, all of the text is assigned to the last token.
         """
-        raws = [self._pieces.visible_bytes(token.token_id) for token in self._uncertain]
-        if not spread(text, self._uncertain, raws, start=start):
+        bytes_of_tokens = [self._pieces.visible_bytes(token.token_id) for token in self._uncertain]
+        if not place_by_bytes(text, self._uncertain, bytes_of_tokens, start=start):
             last = self._uncertain[-1]
             last.start = start
             last.end = start + len(text)

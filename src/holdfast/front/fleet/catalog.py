@@ -470,9 +470,9 @@ def _template(entry: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _of_type(table: Mapping[str, Any], key: str, kind: type[Any], words: str) -> Any:
+def _of_type(table: Mapping[str, Any], key: str, value_type: type[Any], words: str) -> Any:
     value = table.get(key)
-    if value is not None and not isinstance(value, kind):
+    if value is not None and not isinstance(value, value_type):
         raise ConfigError(f"{key} = {value} is not allowed; allowed: {words}")
     return value
 

@@ -143,7 +143,7 @@ class Residency:
         # model that was unloaded -> model that needed the place
         self._made_room: dict[str, str] = {}
         self._machine_bytes: float = math.inf  # the machine's memory; infinite: not measured yet
-        self._shared_by: dict[str, Phase] = {}  # the models among which the memory was last divided
+        self._divided_among: dict[str, Phase] = {}  # as the memory was last divided
         self._is_rebalancing = False  # `_rebalance` is running and must not start again
         self._has_stopped = False
         self._meter = meter or MemoryMeter()
@@ -166,6 +166,7 @@ class Residency:
         model get UnknownModel. Changed entries take effect at the next load. New models to load at
         the start are loaded now.
         """
+        # The memory of the machine is measured only if several models must share it.
         if len(catalog.entries) > 1 and math.isinf(self._machine_bytes):
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
             for name in [name for name, slot in self._slots.items() if slot.is_resident]:
@@ -572,7 +573,7 @@ class Residency:
         return max((info.device_memory_bytes for info in infos if info is not None), default=0)
 
     def _share(self, slot: ModelSlot) -> MemoryShare:
-        """The memory for a worker that starts now: an equal part of the rest.
+        """The memory for a worker that starts now: an equal part of what the other workers leave.
 
         The other parts are for the models that are loading or may still be loaded.
         """
@@ -606,9 +607,9 @@ class Residency:
         if not HAS_UNIFIED_MEMORY:
             return
         phases = {name: slot.state.phase for name, slot in self._slots.items() if slot.is_resident}
-        if phases == self._shared_by:
+        if phases == self._divided_among:
             return
-        self._shared_by = phases
+        self._divided_among = phases
         for name, phase in phases.items():
             if phase == "ready":
                 self._slots[name].share_memory(self._share(self._slots[name]))

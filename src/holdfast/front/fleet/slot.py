@@ -833,7 +833,7 @@ class Leases:
     async def acquire(self, *, sequences: int, seconds: float) -> None:
         """Take a lease, or wait for one. The caller must give it back.
 
-        Raises TimeoutError, QueueFull, or the error passed to `turn_away`.
+        Raises TimeoutError, QueueFull, or the error passed to `refuse_waiting`.
         """
         if self.is_open:
             self.held += 1

@@ -85,7 +85,7 @@ class PromptWithImages:
 
 
 class ImageIntake:
-    """Stores the images of requests. Thread-safe; `entered` needs an event loop."""
+    """Stores the images of requests. Thread-safe; `stored` needs an event loop."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class ImageIntake:
 
     @contextlib.contextmanager
     def stored_here(self, prompt: ChatPrompt, *, tenant: str = "") -> Iterator[PromptWithImages]:
-        """Like `entered`, but on the current thread, without an event loop."""
+        """Like `stored`, but on the current thread, without an event loop."""
         prompt, sources = self._within_limit(prompt)
         with _HeldImages(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
             found: dict[ImageSource, str | BaseException] = {}

@@ -239,10 +239,12 @@ def _answered_call_id(name: str, open_calls: dict[str, str]) -> str:
     return next(of_that_name, next(iter(open_calls), f"call_{name}"))
 
 
-async def respond(request: Request, services: Services, kind: type[OllamaGeneration]) -> Response:
-    """Answer a request to /api/chat or /api/generate. kind: the type of the request's body."""
+async def respond(
+    request: Request, services: Services, body_type: type[OllamaGeneration]
+) -> Response:
+    """Answer a request to /api/chat or /api/generate."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    asked = parse(kind, body)
+    asked = parse(body_type, body)
     model_id = served_model(asked.model, services).id
     await load_capabilities(model_id, services)
     is_copilot = request.headers.get("user-agent", "").startswith(_COPILOT)
@@ -559,12 +561,12 @@ async def ollama_embeddings(request: Request, services: Services) -> Response:
 
 
 async def _embedded(
-    request: Request, services: Services, kind: type[OllamaEmbed] | type[OllamaEmbeddings]
+    request: Request, services: Services, body_type: type[OllamaEmbed] | type[OllamaEmbeddings]
 ) -> Response:
     asked: list[OllamaRequest] = []
 
     def read(body: bytes) -> RequestBody[EmbeddingPlan]:
-        wanted = parse(kind, body)
+        wanted = parse(body_type, body)
         asked.append(wanted)
         return wanted
 

@@ -54,7 +54,7 @@ _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 _SEPARATORS = ("\n", "\n\n", "", " ")
 _ENTRY_BYTES = 256  # overhead of an entry, on top of its text
 _MESSAGE_BYTES = 400  # overhead of a message of a conversation
-_FORMS_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
+_COPIES_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
 _SHARE = 2  # the conversations get this fraction of the memory
 _PACKED_HEAD_BYTES = 5  # of a packed tuple: its type and length
 _REFERENCE = "tool_reference"
@@ -75,7 +75,7 @@ class FirstForms:
         # Maps a hash of the content to its first form, and a hash of the exact text sent to the
         # hash of the content.
         self._forms: LruCache[bytes, Any] = LruCache(max_bytes)
-        # results of `message`, by the hash of the exact message and their kind
+        # results of `message`, by the hash of the exact message and what else they depend on
         self._messages: LruCache[tuple[bytes, Hashable], ReadyMessage] = LruCache(max_bytes)
         # the messages of long conversations, by the packed conversation
         self._conversations: Beginnings[bytes, _Conversation] = Beginnings(max_bytes // _SHARE)
@@ -92,7 +92,7 @@ class FirstForms:
         except (TypeError, ValueError, RecursionError):  # not JSON
             return dict(tool)
         key = _key(tenant, "tool", content)
-        first = self._first_of(key, KeptPart(ordered), _FORMS_OF_PART * len(content))
+        first = self._first_of(key, KeptPart(ordered), _COPIES_OF_PART * len(content))
         if exact is not None:
             self._first_of(exact, key, 0)
         return cast(KeptPart, first)
@@ -102,28 +102,30 @@ class FirstForms:
         message: Any,
         make: Callable[[Any], ReadyMessage],
         *,
-        kind: Hashable,
+        depends_on: Hashable,
         tenant: str = "",
     ) -> ReadyMessage:
         """The result of `make` for a message, which is kept: the same message gives the same object
         later, without another call of `make`.
 
-        kind: identifies everything else that the result depends on.
+        depends_on: everything else that the result depends on.
         """
         exact = exact_key(message, tenant=tenant)
-        known = None if exact is None else self._messages.get((exact, kind))
+        known = None if exact is None else self._messages.get((exact, depends_on))
         if known is not None:
             return known
         made = make(message)
         if exact is None or not isinstance(made.message, dict):
             return made
-        size = _FORMS_OF_PART * len(marshal.dumps(made.message)) + _ENTRY_BYTES
+        size = _COPIES_OF_PART * len(marshal.dumps(made.message)) + _ENTRY_BYTES
         made = made._replace(message=KeptPart(made.message))
-        return self._messages.first((exact, kind), made, size=size)
+        return self._messages.first((exact, depends_on), made, size=size)
 
-    def beginning(self, messages: Sequence[Any], *, kind: Hashable, tenant: str) -> _Beginning:
-        """What a conversation has in common with an earlier one. kind: as for `message`."""
-        return _Beginning(self._conversations, messages, kind=kind, tenant=tenant)
+    def beginning(
+        self, messages: Sequence[Any], *, depends_on: Hashable, tenant: str
+    ) -> _Beginning:
+        """What a conversation has in common with an earlier one. depends_on: as for `message`."""
+        return _Beginning(self._conversations, messages, depends_on=depends_on, tenant=tenant)
 
     def call(self, call: Any, *, tenant: str = "") -> Any:
         """An earlier call, with its arguments in their first form if they are JSON text."""
@@ -196,11 +198,11 @@ class ReadyMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The messages of a conversation, and where each ends in the packed conversation. kind:
-    identifies everything else that they depend on. sizes: the memory of the messages up to each.
+    """The messages of a conversation, and where each ends in the packed conversation.
+    depends_on: everything else that they depend on. sizes: the memory of the messages up to each.
     """
 
-    kind: Hashable
+    depends_on: Hashable
     ends: Sequence[int]  # offsets in bytes, one for each message
     sizes: Sequence[int]  # bytes held for the messages up to each
     ready: Sequence[ReadyMessage]  # the messages in their first forms
@@ -217,12 +219,12 @@ class _Beginning:
         known: Beginnings[bytes, _Conversation],
         sent: Sequence[Any],
         *,
-        kind: Hashable,
+        depends_on: Hashable,
         tenant: str,
     ) -> None:
         self._known = known
         self._sent = sent
-        self._kind = kind
+        self._depends_on = depends_on
         self._tenant = tenant
         try:
             self._packed = marshal.dumps(tuple(sent), MARSHAL_VERSION)[_PACKED_HEAD_BYTES:]
@@ -232,7 +234,7 @@ class _Beginning:
         self.messages: Sequence[ReadyMessage] = ()
         self._ends: Sequence[int] = ()
         self._sizes: Sequence[int] = ()
-        if self._earlier is not None and self._earlier.value.kind == kind:
+        if self._earlier is not None and self._earlier.value.depends_on == depends_on:
             earlier = self._earlier.value
             begun = bisect_right(earlier.ends, self._shared)
             self.messages, self._ends = earlier.ready[:begun], earlier.ends[:begun]
@@ -256,7 +258,7 @@ class _Beginning:
             sizes.append(size + (sizes[-1] if sizes else 0))
         self._known.remember(
             self._packed,
-            _Conversation(self._kind, ends, sizes, ready),
+            _Conversation(self._depends_on, ends, sizes, ready),
             size=len(self._packed) + (sizes[-1] if sizes else 0),
             tenant=self._tenant,
             after=self._earlier,
@@ -303,9 +305,9 @@ def canonical(
         _ready, forms=forms, known=past.known, guard=guard, thought=thought, tenant=tenant
     )
     made = partial(make, parts_thoughts=parts_thoughts)
-    kind = (guard, parts_thoughts)
+    depends_on = (guard, parts_thoughts)
     beginning = forms.beginning(
-        () if found else prompt.messages, kind=(*kind, template), tenant=tenant
+        () if found else prompt.messages, depends_on=(*depends_on, template), tenant=tenant
     )
     begun = beginning.messages
     kept: list[ReadyMessage] = []
@@ -320,7 +322,7 @@ def canonical(
             kept.append(ready)
         else:
             message = _with_definitions(sent, found)
-            ready = forms.message(message, made, kind=kind, tenant=tenant)
+            ready = forms.message(message, made, depends_on=depends_on, tenant=tenant)
             if template is not None:
                 ready = ready._replace(adapted=template.adapted(ready.message, at=at))
             kept.append(ready)

@@ -64,9 +64,9 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
     A continued message is not recorded, because the client sends back more text than this request
     generates.
     """
-    if not isinstance(prepared.prompt, ChatPrompt) or prepared.opening is None:
+    if not isinstance(prepared.prompt, ChatPrompt) or prepared.answer_opening is None:
         return lambda event: None
-    opening = tuple(bundle.tokenizer.encode(prepared.opening, add_special_tokens=False))
+    opening = tuple(bundle.tokenizer.encode(prepared.answer_opening, add_special_tokens=False))
     prompt = prepared.rules.prompt_token_ids
     if prompt[len(prompt) - len(opening) :] != TokenIds.of(opening):
         # the opening shares a token with the text before it
@@ -74,7 +74,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
     recorder = _Recorder(
         bundle=bundle,
         tools=prepared.prompt.tools,
-        opening=prepared.opening,
+        answer_opening=prepared.answer_opening,
         opening_token_ids=opening,
         reads_calls=prepared.rules.reads_calls,
         one_call=prepared.rules.one_call,
@@ -95,8 +95,10 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
 class _Recorder:
     bundle: TokenizerBundle
     tools: tuple[dict[str, Any], ...]  # definitions, as the prompt has them
-    opening: str  # what the prompt contains after the header of the answer, such as `<think>`
-    opening_token_ids: tuple[int, ...]  # the tokens of `opening`
+    answer_opening: (
+        str  # what the prompt contains after the header of the answer, such as `<think>`
+    )
+    opening_token_ids: tuple[int, ...]  # the tokens of `answer_opening`
     reads_calls: bool  # calls were parsed for the client, as they will be in the next turn
     one_call: bool  # the answer ends after its first call
     tenant: str
@@ -115,7 +117,7 @@ class _Recorder:
             token_ids = self._tokens_up_to(text, token_ids)
             if tokenizer.decode(token_ids, skip_special_tokens=False) != text:
                 return
-        opening = self.bundle.without_hidden(self.opening)
+        opening = self.bundle.without_hidden(self.answer_opening)
         # The events that the client saw have the whole meaning of the tokens, except in three
         # cases: the text may contain calls that were not parsed, the answer may have been ended
         # within its text or after its first call, or the opening has a special meaning.

@@ -91,7 +91,7 @@ class Prepared:
     pieces: TokenPieces  # of the model's tokenizer, to decode the answers
     # what the prompt contains after the template's header of the new answer, such as `<think>`;
     # None if that is unknown
-    opening: str | None = None
+    answer_opening: str | None = None
     put_back_tokens: int = 0  # tokens of past answers, put into the prompt as generated
     dropped_tokens: int = 0  # tokens of past answers that the prompt does not contain as generated
     breakpoints: tuple[MarkedPrefix, ...] = ()  # up to the client's cache breakpoints, ascending
@@ -167,7 +167,7 @@ def prepare(
         sequences=sequences,
         rules=_choice_rules(request, prompt, bundle, text, sequences[0], limits=limits),
         pieces=bundle.tokenizer.pieces,
-        opening=text.opening,
+        answer_opening=text.answer_opening,
         put_back_tokens=tokens.put_back_tokens,
         dropped_tokens=text.dropped_tokens,
         breakpoints=marked,
@@ -249,7 +249,7 @@ def prompt_text(
         breakpoints=breakpoint_places(
             asked, prompt, text, template=template, guard=bundle.tokenizer.guard
         ),
-        opening=opening,
+        answer_opening=opening,
         dropped_tokens=bundle.known_answers.count(past, placed=len(rendered.answers)),
     )
 
@@ -531,8 +531,8 @@ class _TokenRuler:
         return "".join(head), "".join(tail[::-1])
 
     def _kept(self, parts: Iterable[str], tokens: int, *, end: int) -> list[str]:
-        """The first parts with this number of tokens. A text that has more is cut at the end with
-        this index.
+        """The first parts with this number of tokens. Of the next part, if it is a text, the first
+        tokens (end 0) or the last ones (end 1) are kept.
         """
         kept: list[str] = []
         for part in parts:

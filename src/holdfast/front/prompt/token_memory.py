@@ -57,19 +57,19 @@ class RememberedText:
     """A text in pieces. Only positions requested in advance are known.
 
     starts: the first character of each piece. pieces: the tokens of the pieces, or of the first
-    ones if the text is not tokenized yet. firsts: the number of tokens before each of these pieces,
-    and of all. known: the characters whose positions are known. frame: what was searched for
-    `candidates`, the spans that may be answers. meanings: of the spans that were read, for a
-    conversation with these `tools`.
+    ones if the text is not tokenized yet. token_starts: the number of tokens before each of these
+    pieces, and of all. known_places: the characters whose positions among the tokens are known.
+    frame: what was searched for `candidates`, the spans that may be answers. meanings: of the spans
+    that were read, for a conversation with these `tools`.
     """
 
     text: str
     cuts: Sequence[TextPiece]  # where the text is cut into pieces
     starts: Sequence[int] = ()
     pieces: Sequence[_Piece] = ()
-    firsts: Sequence[int] = (0,)
+    token_starts: Sequence[int] = (0,)
     token_ids: TokenIds = TokenIds()  # of the whole text; empty: not tokenized yet
-    known: frozenset[int] = frozenset()
+    known_places: frozenset[int] = frozenset()
     frame: AnswerFrame | None = None
     candidates: Sequence[tuple[AnswerSpan, ...]] = ()
     tools: Sequence[Any] = ()
@@ -95,12 +95,12 @@ class RememberedText:
 
     def piece_of(self, token: int) -> PlacedPiece:
         """The piece that contains the token with this index, which must exist."""
-        at = bisect_right(self.firsts, token) - 1
+        at = bisect_right(self.token_starts, token) - 1
         return PlacedPiece(
             start=self.cuts[at].start,
             end=self.cuts[at].end,
-            first_token=self.firsts[at],
-            tokens=self.firsts[at + 1] - self.firsts[at],
+            first_token=self.token_starts[at],
+            tokens=self.token_starts[at + 1] - self.token_starts[at],
         )
 
     def _place(self, character: int) -> TokenPlace:
@@ -108,7 +108,7 @@ class RememberedText:
             return TokenPlace(len(self.token_ids), is_edge=True)
         at = bisect_right(self.starts, character) - 1
         place = self.pieces[at].places[character - self.starts[at]]
-        return TokenPlace(self.firsts[at] + place.before, place.is_edge)
+        return TokenPlace(self.token_starts[at] + place.before, place.is_edge)
 
 
 class TokenMemory:
@@ -176,7 +176,7 @@ class TokenMemory:
         self, text: RememberedText, tokenizer: Tokenizer, places: frozenset[int], tenant: str
     ) -> RememberedText:
         begun = len(text.pieces)
-        asked = places - text.known
+        asked = places - text.known_places
         if begun == len(text.cuts) and not asked:
             return text
         wanted = _by_piece(asked, text)
@@ -189,16 +189,16 @@ class TokenMemory:
                 cut = text.cuts[at]
                 new_places = found[text.text[cut.start : cut.end]].places
                 # the found piece may lack the known places, if it was forgotten since
-                known_places = {**pieces[at].places, **new_places}
-                pieces[at] = _Piece(pieces[at].token_ids, known_places)
+                all_places = {**pieces[at].places, **new_places}
+                pieces[at] = _Piece(pieces[at].token_ids, all_places)
         new = [piece.token_ids for piece in pieces[begun:]]
-        lengths = accumulate(map(len, new), initial=text.firsts[-1])
+        lengths = accumulate(map(len, new), initial=text.token_starts[-1])
         return replace(
             text,
             pieces=pieces,
-            firsts=[*text.firsts[:-1], *lengths],
+            token_starts=[*text.token_starts[:-1], *lengths],
             token_ids=TokenIds.joined((text.token_ids, *new)),
-            known=text.known | places,
+            known_places=text.known_places | places,
         )
 
     def check_invariants(self) -> None:
@@ -209,9 +209,9 @@ class TokenMemory:
         self._prompts.check_invariants()
         for each in (prompt.value for prompt in self._prompts.items()):
             assert "".join(each.text[cut.start : cut.end] for cut in each.cuts) == each.text
-            assert len(each.firsts) == len(each.pieces) + 1, "tokens are not counted by piece"
-            assert each.firsts[-1] == len(each.token_ids), "tokens are counted wrongly"
-            for place in (place for place in each.known if place < len(each.text)):
+            assert len(each.token_starts) == len(each.pieces) + 1, "tokens are not counted by piece"
+            assert each.token_starts[-1] == len(each.token_ids), "tokens are counted wrongly"
+            for place in (place for place in each.known_places if place < len(each.text)):
                 at = bisect_right(each.starts, place) - 1
                 assert place - each.starts[at] in each.pieces[at].places, "a position is missing"
 
@@ -291,9 +291,9 @@ def _continued(
         cuts=[*earlier.cuts[:begun], *cuts],
         starts=[*earlier.starts[:begun], *(cut.start for cut in cuts)],
         pieces=earlier.pieces[:tokenized],
-        firsts=earlier.firsts[: tokenized + 1],
-        token_ids=earlier.token_ids[: earlier.firsts[tokenized]],
-        known=frozenset(place for place in earlier.known if place < after.end),
+        token_starts=earlier.token_starts[: tokenized + 1],
+        token_ids=earlier.token_ids[: earlier.token_starts[tokenized]],
+        known_places=frozenset(place for place in earlier.known_places if place < after.end),
         frame=frame,
         candidates=candidates,
         tools=tools,
@@ -342,4 +342,4 @@ def _prompt_size(prompt: RememberedText) -> int:
     texts = (2 if prompt.candidates else 1) * bytes_of(prompt.text)
     size = texts + 2 * len(prompt.token_ids.packed) + _CUT_BYTES * len(prompt.cuts)
     spans = sum(map(len, prompt.candidates))
-    return size + (_KNOWN_BYTES + _PLACE_BYTES) * len(prompt.known) + _SPAN_BYTES * spans
+    return size + (_KNOWN_BYTES + _PLACE_BYTES) * len(prompt.known_places) + _SPAN_BYTES * spans

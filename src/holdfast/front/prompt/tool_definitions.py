@@ -63,17 +63,17 @@ class KeptPart(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def made_once(part: Mapping[str, Any], kind: Hashable, make: Callable[[], T]) -> T:
-    """The value that `make` derives from a part, computed once per `kind` if the part is kept.
+def made_once(part: Mapping[str, Any], name: Hashable, make: Callable[[], T]) -> T:
+    """The value that `make` derives from a part, computed once per `name` if the part is kept.
     Thread-safe.
     """
     if not isinstance(part, KeptPart):
         return make()
-    if kind in part._derived:
-        return cast(T, part._derived[kind])
+    if name in part._derived:
+        return cast(T, part._derived[name])
     made = make()
     if len(part._derived) < _MAX_DERIVED:
-        part._derived[kind] = made
+        part._derived[name] = made
     return made
 
 

@@ -311,9 +311,11 @@ class ResponseAnswer(AnswerFormat):
             return self._text(event) if event.text or event.logprobs else b""
         if isinstance(event, ToolCallStarted):
             tool = self._tools.client_tool(event.name)
-            kind = _CustomCallBuilder if tool.is_custom else _CallBuilder
+            item_type = _CustomCallBuilder if tool.is_custom else _CallBuilder
             closed = self._end_item(_status_before_next(self._open_item))
-            return closed + self._begin_item(kind(self._new_id(kind), call_id=event.id, tool=tool))
+            return closed + self._begin_item(
+                item_type(self._new_id(item_type), call_id=event.id, tool=tool)
+            )
         if isinstance(self._open_item, _CallBuilder):
             if isinstance(event, ToolArgumentsDelta):
                 return self._item_events(self._open_item, self._open_item.append_text(event.text))
@@ -373,16 +375,16 @@ class ResponseAnswer(AnswerFormat):
         self._event("incomplete", response=self.response)
 
     def _text(self, event: TextDelta) -> bytes:
-        kind: type[_ItemBuilder] = _ThoughtBuilder
+        item_type: type[_ItemBuilder] = _ThoughtBuilder
         if event.kind == "text":
-            kind = _MessageBuilder
+            item_type = _MessageBuilder
         elif self._shows.summaries:
-            kind = _SummaryBuilder
+            item_type = _SummaryBuilder
         item = self._open_item
         begun = b""
-        if type(item) is not kind:
+        if type(item) is not item_type:
             closed = self._end_item(_status_before_next(item))
-            item = kind(self._new_id(kind))
+            item = item_type(self._new_id(item_type))
             begun = closed + self._begin_item(item)
         shows_logprobs = self._shows.logprobs and event.kind == "text"
         logprobs = content_logprobs(event.logprobs) if shows_logprobs else ()
@@ -397,8 +399,10 @@ class ResponseAnswer(AnswerFormat):
     def _change(self, **changes: Any) -> None:
         self.response = msgspec.structs.replace(self.response, **changes)
 
-    def _new_id(self, kind: type[_ItemBuilder]) -> str:
-        return f"{kind.id_prefix}_{self.id.removeprefix('resp_')}{len(self._finished_items):02x}"
+    def _new_id(self, item_type: type[_ItemBuilder]) -> str:
+        return (
+            f"{item_type.id_prefix}_{self.id.removeprefix('resp_')}{len(self._finished_items):02x}"
+        )
 
     def _begin_item(self, item: _ItemBuilder) -> bytes:
         self._open_item = item
@@ -693,7 +697,7 @@ class _CompactionBuilder(_ItemBuilder):
 class CustomInput:
     """Decodes the JSON arguments of a custom tool's call while they arrive.
 
-    The results of `more` and `rest`, joined, are the call's `input`.
+    The results of `push` and `finish`, joined, are the call's `input`.
     """
 
     def __init__(self) -> None:

@@ -113,11 +113,11 @@ class ReloadedCatalog:
 
     def reload(self) -> None:
         """Start to read the catalog again. If it is invalid, nothing changes."""
-        task = asyncio.create_task(self.take_in(), name="catalog read again")
+        task = asyncio.create_task(self.reload_now(), name="catalog read again")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def take_in(self) -> None:
+    async def reload_now(self) -> None:
         """Read the catalog again and serve it. Concurrent calls run one after another."""
         async with self._lock:
             try:
@@ -129,7 +129,7 @@ class ReloadedCatalog:
             _log.info("the catalog is reloaded: %s", changes)
 
 
-def _begin_reading(bundles: Bundles, residency: Residency) -> None:
+def _begin_reading_tokenizers(bundles: Bundles, residency: Residency) -> None:
     """Begin to read the tokenizers of the models that are loaded at the start."""
     for name in residency.catalog.at_start:
         bundles.begin(name)
@@ -155,7 +155,7 @@ def build_application(
         model_of=partial(_model_of, residency),
     )
     residency.on_changed_entry = bundles.forget
-    _begin_reading(bundles, residency)
+    _begin_reading_tokenizers(bundles, residency)
     reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ), residency)
     images = ImageIntake(images_folder(settings.store.folder), settings.images)
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools, images=images)
@@ -170,12 +170,12 @@ def build_application(
                 residency,
                 cache=hub_cache_folder(os.environ),
                 with_code=settings.model.trust_remote_code,
-                read_again=reloaded.take_in,
+                read_again=reloaded.reload_now,
             ),
             statuses=residency.statuses,
             statistics=residency.statistics,
             dialects=bundles.dialects,
-            unread=bundles.awaited,
+            awaited_tokenizers=bundles.awaited,
         ),
         answers=Answers(
             active=ActiveRequests(on_change=Awake().running),

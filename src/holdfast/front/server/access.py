@@ -466,7 +466,7 @@ class Seal:
         return f"{_CLOSED_VERSION}.{_shown(self._cipher().encrypt(packed, None))}"
 
     def decrypt(self, sealed: str) -> str | None:
-        """Decrypt a text that `close` encrypted. Returns None if this seal did not encrypt it."""
+        """Decrypt a text that `encrypt` encrypted. Returns None if this seal did not encrypt it."""
         version, _, shown = sealed.partition(".")
         if version != _CLOSED_VERSION:
             return None

@@ -68,7 +68,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # Names by which containers reach their host. An attacker who controls a browser's DNS could rebind
 # these names, so only programs may use them: browsers send an Origin with every request that makes
 # the server work.
-_CONTAINERS_HOST = frozenset({"host.docker.internal", "host.containers.internal"})
+_HOST_NAMES_IN_CONTAINERS = frozenset({"host.docker.internal", "host.containers.internal"})
 # Headers that must not be repeated: some parsers take the first value and others the last, so a
 # client could override the value that its gateway has set.
 _ONCE = frozenset(
@@ -293,7 +293,7 @@ class Guard:
 
     def _misdirected(self, headers: dict[bytes, bytes]) -> RequestRefused | None:
         host = headers.get(b"host", b"").decode("latin-1")
-        is_of_container = host_name(host) in _CONTAINERS_HOST and b"origin" not in headers
+        is_of_container = host_name(host) in _HOST_NAMES_IN_CONTAINERS and b"origin" not in headers
         if not is_of_container and not self._knows_host(host):
             message = (
                 f"this server does not accept the host name {host[:100]!r}; to allow it, start the "
@@ -335,12 +335,16 @@ class Guard:
         )
 
     def _is_at_the_machine(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a local request comes from a program or a trusted page.
+        """Whether a local request comes from a program on this machine or from one of the server's
+        own pages.
 
-        Containers, apps and other pages are not trusted.
+        Requests from containers (recognized by the host name that they use), apps and other pages
+        are not trusted.
         """
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
-        return self._is_own_page(headers) and (host in self._hosts or host not in _CONTAINERS_HOST)
+        return self._is_own_page(headers) and (
+            host in self._hosts or host not in _HOST_NAMES_IN_CONTAINERS
+        )
 
 
 def _is_local_page(headers: dict[bytes, bytes]) -> bool:

@@ -176,8 +176,8 @@ class ServedModels:
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]
     # dialects by model id, for models whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
-    # model ids whose tokenizer must be read before the server is ready
-    unread: Collection[str] = ()
+    # ids of models whose tokenizer must be read before the server is ready
+    awaited_tokenizers: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ def callable_tools(
     """Return the tools of the prompt that may be called, with checked schemas.
 
     enforce_all: also enforce, as far as possible, the schemas of tools that are not strict. If
-    False, this is done only for the tools that the choice names in `held`.
+    False, this is done only for the tools in the choice's `enforced_names`.
 
     Raises InvalidRequest for a strict tool whose schema cannot be enforced.
     """

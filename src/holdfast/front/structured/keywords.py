@@ -149,9 +149,9 @@ def is_too_small(value: Any) -> bool:
     return isinstance(value, int | float) and value < _LEAST
 
 
-def names_too_small(grammar: str) -> bool:
-    """Whether the text of a grammar contains a schema and a number below the 64-bit range; the
-    number may be in a string.
+def has_too_small_number(grammar: str) -> bool:
+    """As `is_too_small`, for the text of a grammar that contains a schema. Also true if the number
+    is only in a string.
     """
     return "%json" in grammar and _SMALLER.search(grammar) is not None
 

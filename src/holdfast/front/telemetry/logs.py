@@ -130,13 +130,15 @@ def log_uncaught() -> None:
     """Make Python also log uncaught exceptions, because nobody may be reading standard error."""
     before = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, Exception):
+    def hook(
+        error_type: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if issubclass(error_type, Exception):
             logging.getLogger("holdfast").critical(
-                "unexpected error; the server exits", exc_info=(kind, error, trace)
+                "unexpected error; the server exits", exc_info=(error_type, error, trace)
             )
         else:
-            before(kind, error, trace)
+            before(error_type, error, trace)
 
     sys.excepthook = hook
 

@@ -442,7 +442,7 @@ def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
 
 
 def _plain(
-    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    family_type: type[GaugeMetricFamily | CounterMetricFamily],
     prefix: str,
     table: Table,
     figures: Mapping[str, object],
@@ -453,11 +453,11 @@ def _plain(
     """
     for name, documentation in table:
         values = {model: getattr(numbers, name) for model, numbers in figures.items()}
-        yield _by_model(kind, prefix + name, documentation, values)
+        yield _by_model(family_type, prefix + name, documentation, values)
 
 
 def _by_model(
-    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    family_type: type[GaugeMetricFamily | CounterMetricFamily],
     name: str,
     documentation: str,
     values: Mapping[str, float] | None,
@@ -466,7 +466,7 @@ def _by_model(
 
     values: by model id.
     """
-    family = kind(name, documentation, labels=["model"])
+    family = family_type(name, documentation, labels=["model"])
     for model, value in (values or {}).items():
         family.add_metric([model], value)
     return family

@@ -311,7 +311,7 @@ class NestedTags(CallFormat):
             inner = deltas.types.inner(schema, tag.name)
             values.append((yield from self._value(source, deltas, inner, depth=depth + 1)))
         types = deltas.types.allowed(schema)
-        if self._is_list(names, types, names_item=deltas.types.declares(schema, self.item)):
+        if self._is_list(names, types, declares_item=deltas.types.declares(schema, self.item)):
             return f"[{', '.join(values)}]"
         if names:
             members = zip(names, values, strict=True)
@@ -322,14 +322,17 @@ class NestedTags(CallFormat):
         deltas.repair(value.repair)
         return value.json
 
-    def _is_list(self, names: Sequence[str], types: Collection[str], *, names_item: bool) -> bool:
-        """Whether nested tags are the items of an array.
+    def _is_list(
+        self, names: Sequence[str], types: Collection[str], *, declares_item: bool
+    ) -> bool:
+        """Whether nested tags are the items of an array. If the schema also allows an object, a
+        single tag could be its only member; repeated ones could not.
 
-        names_item: True if the schema declares a member that is named like the tag of array items.
+        declares_item: whether the schema declares a member that is named like the tag of items.
         """
         if set(names) != {self.item}:
             return False
-        return "object" not in types or len(names) > 1 or ("array" in types and not names_item)
+        return "object" not in types or len(names) > 1 or ("array" in types and not declares_item)
 
     def _read_tag(self, source: Incoming) -> Parser[Tag | None]:
         """Read a marker and the tag after it. Returns None if they are not there."""

@@ -279,7 +279,7 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
             )
             file = products.put_before_mlx(blas, threads=threads)
             if file:
-                return _described(library, file, threads, few_rows=products.few_rows())
+                return _set_threads(library, file, threads, few_rows=products.few_rows())
             no_shim = "it disagrees with numpy on this machine"
         refusal = _refusal(library)
         if refusal:
@@ -288,7 +288,7 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
         # load the same library globally, so that it comes before all that are loaded later
         ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         file = _file_of_symbol("cblas_sgemm", library.handle)
-        return _described(library, file, threads, no_shim=no_shim)
+        return _set_threads(library, file, threads, no_shim=no_shim)
     return BlasReport(
         in_front=False,
         threads=threads,
@@ -305,10 +305,13 @@ def _refusal(library: _Library) -> str:
     return "takes 64-bit integers" if library.takes_64_bits else ""
 
 
-def _described(
+def _set_threads(
     library: _Library, in_front: str, threads: int, *, few_rows: int = 0, no_shim: str = ""
 ) -> BlasReport:
-    """Set the number of threads of the BLAS, and report. in_front: the file that MLX calls."""
+    """Set the number of threads of the BLAS, and report.
+
+    in_front: the file that MLX should call. few_rows, no_shim: as in `BlasReport`.
+    """
     first = _file_of_symbol("cblas_sgemm")
     if first != os.path.realpath(in_front):
         return BlasReport(

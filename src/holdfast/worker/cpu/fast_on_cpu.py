@@ -38,7 +38,7 @@ from holdfast.worker.engine.backend import StepOperations
 # A sequence that decodes alone takes its cosines and sines from a table of this many positions.
 TABLE_POSITIONS = 64
 MOST_TABLES = 16
-_PLAIN = "_holdfast_plain"
+_ORIGINAL = "_holdfast_original"
 _TRANSPOSED = "_holdfast_transposed"  # not a parameter of the module, because it is not an array
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -48,7 +48,7 @@ def is_on() -> bool:
     return build.is_on("fewer_operations")
 
 
-class RopeForm(NamedTuple):
+class RopeArguments(NamedTuple):
     """A rotary embedding: the arguments of `mx.fast.rope` except array, positions and stream."""
 
     dims: int
@@ -95,7 +95,7 @@ class Rotations(StepOperations):
         self._shared = offset
         return offset
 
-    def shares(self, offset: int | mx.array) -> bool:
+    def can_share(self, offset: int | mx.array) -> bool:
         """Whether factors for this offset can be shared. An array that a model has made itself
         could be changed in place, or be a placeholder while MLX traces a function.
         """
@@ -123,39 +123,40 @@ class Rotations(StepOperations):
     def factors(
         self,
         rotate: Callable[..., mx.array],
-        form: RopeForm,
+        arguments: RopeArguments,
         offset: int | mx.array,
         *,
         tokens: int,
         dtype: mx.Dtype,
     ) -> _Factors:
-        """Requires `shares(offset)`. rotate: MLX's function."""
-        kind = form.key(dtype)
-        key = (offset if isinstance(offset, int) else None, tokens, *kind)
+        """Requires `can_share(offset)`. rotate: MLX's function."""
+        rotation_key = arguments.key(dtype)
+        key = (offset if isinstance(offset, int) else None, tokens, *rotation_key)
         cached = self._of_step.get(key)
         if cached is not None:
             return cached[0]
         if tokens == 1 and isinstance(offset, int):
             index = offset % TABLE_POSITIONS
-            found = self._table(rotate, form, offset - index, kind, dtype).at(index)
+            found = self._table(rotate, arguments, offset - index, rotation_key, dtype).at(index)
         else:
-            found = _factors(rotate, form, offset, tokens=tokens, dtype=dtype)
-        self._of_step[key] = found, form.freqs
+            found = _factors(rotate, arguments, offset, tokens=tokens, dtype=dtype)
+        self._of_step[key] = found, arguments.freqs
         return found
 
     def _table(
         self,
         rotate: Callable[..., mx.array],
-        form: RopeForm,
+        arguments: RopeArguments,
         start: int,
-        kind: tuple[Any, ...],
+        rotation_key: tuple[Any, ...],
         dtype: mx.Dtype,
     ) -> _Factors:
-        key = (start, *kind)
+        """The factors of `TABLE_POSITIONS` positions from `start` on, which are kept over steps."""
+        key = (start, *rotation_key)
         cached = self._tables.pop(key, None)
         if cached is None:
-            table = _factors(rotate, form, start, tokens=TABLE_POSITIONS, dtype=dtype)
-            cached = (table, form.freqs)
+            table = _factors(rotate, arguments, start, tokens=TABLE_POSITIONS, dtype=dtype)
+            cached = (table, arguments.freqs)
             if len(self._tables) == MOST_TABLES:
                 del self._tables[next(iter(self._tables))]
         self._tables[key] = cached  # the last used comes last
@@ -164,22 +165,22 @@ class Rotations(StepOperations):
 
 def _factors(
     rotate: Callable[..., mx.array],
-    form: RopeForm,
+    arguments: RopeArguments,
     offset: int | mx.array,
     *,
     tokens: int,
     dtype: mx.Dtype,
 ) -> _Factors:
     rows = 1 if isinstance(offset, int) else offset.size
-    half = form.dims // 2
+    half = arguments.dims // 2
     ones_and_zeros = mx.array([1.0] * half + [0.0] * half, dtype=dtype)
     rotated = rotate(
-        mx.broadcast_to(ones_and_zeros, (rows, 1, tokens, form.dims)),
-        **form._replace(traditional=False)._asdict(),
+        mx.broadcast_to(ones_and_zeros, (rows, 1, tokens, arguments.dims)),
+        **arguments._replace(traditional=False)._asdict(),
         offset=offset,
     )
     cosines, sines = mx.split(rotated, 2, axis=-1)
-    if not form.traditional:
+    if not arguments.traditional:
         return _Factors(
             mx.concatenate([cosines, cosines], axis=-1), mx.concatenate([-sines, sines], axis=-1)
         )
@@ -197,12 +198,14 @@ class _StepState(threading.local):
 _thread_state = _StepState()
 
 
-def cosines_and_sines(form: RopeForm, start: int, *, tokens: int) -> npt.NDArray[np.float32]:
+def cosines_and_sines(
+    arguments: RopeArguments, start: int, *, tokens: int
+) -> npt.NDArray[np.float32]:
     """For each position from `start` on: the cosines, then the sines, with the sign of the number
     that is swapped, [tokens, 2 × dims].
     """
-    rotate = getattr(mx.fast.rope, _PLAIN, mx.fast.rope)
-    factors = _factors(rotate, form, start, tokens=tokens, dtype=mx.float32)
+    rotate = getattr(mx.fast.rope, _ORIGINAL, mx.fast.rope)
+    factors = _factors(rotate, arguments, start, tokens=tokens, dtype=mx.float32)
     return np.array(mx.concatenate(list(factors), axis=-1)[0, 0])
 
 
@@ -212,12 +215,12 @@ def _install() -> None:
         (mx.fast, "rope", _rope),
         (Linear, "__call__", _linear),
     ):
-        plain = getattr(owner, name)
-        if not hasattr(plain, _PLAIN):
-            setattr(owner, name, wrap(plain))
+        original = getattr(owner, name)
+        if not hasattr(original, _ORIGINAL):
+            setattr(owner, name, wrap(original))
 
 
-def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _rope(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def rope(
         a: mx.array,
         dims: int,
@@ -229,25 +232,25 @@ def _rope(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
         freqs: mx.array | None = None,
         stream: Any = None,
     ) -> mx.array:
-        form = RopeForm(dims, traditional, base, scale, freqs)
+        arguments = RopeArguments(dims, traditional, base, scale, freqs)
         rotations = _thread_state.rotations
         if (
             rotations is None
-            or not rotations.shares(offset)
+            or not rotations.can_share(offset)
             or stream is not None
             or a.ndim != 4
             or a.dtype not in _FLOATS
             or dims % 2
             or not 0 < dims <= a.shape[-1]
         ):
-            return plain(a, **form._asdict(), offset=offset, stream=stream)
-        factors = rotations.factors(plain, form, offset, tokens=a.shape[2], dtype=a.dtype)
+            return original(a, **arguments._asdict(), offset=offset, stream=stream)
+        factors = rotations.factors(original, arguments, offset, tokens=a.shape[2], dtype=a.dtype)
         if dims == a.shape[-1]:
             return _rotate(a, factors, traditional=traditional)
         rotated = _rotate(a[..., :dims], factors, traditional=traditional)
         return mx.concatenate([rotated, a[..., dims:]], axis=-1)
 
-    setattr(rope, _PLAIN, plain)
+    setattr(rope, _ORIGINAL, original)
     return rope
 
 
@@ -271,10 +274,10 @@ class _Transposed:
     view: mx.array
 
 
-def _linear(plain: Callable[[Linear, mx.array], mx.array]) -> Callable[..., mx.array]:
+def _linear(original: Callable[[Linear, mx.array], mx.array]) -> Callable[..., mx.array]:
     def __call__(self: Linear, x: mx.array) -> mx.array:  # noqa: N807
         if not _thread_state.transposes_once or x.ndim != 3 or x.shape[0] != 1:
-            return plain(self, x)
+            return original(self, x)
         weight = self["weight"]
         transposed = self.__dict__.get(_TRANSPOSED)
         if transposed is None or transposed.weight is not weight:
@@ -284,7 +287,7 @@ def _linear(plain: Callable[[Linear, mx.array], mx.array]) -> Callable[..., mx.a
             return mx.addmm(self["bias"], x, transposed.view)
         return x @ transposed.view
 
-    setattr(__call__, _PLAIN, plain)
+    setattr(__call__, _ORIGINAL, original)
     return __call__
 
 

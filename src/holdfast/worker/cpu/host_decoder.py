@@ -23,7 +23,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.positional_encoding import RoPE
 
 from holdfast.worker.cpu import fast_on_cpu, packed_layers
-from holdfast.worker.cpu.fast_on_cpu import RopeForm
+from holdfast.worker.cpu.fast_on_cpu import RopeArguments
 from holdfast.worker.cpu.host_attention import HostSpan, attend_in_numpy, threads_to_use
 from holdfast.worker.cpu.host_decoding import attend_in_place, bits_of, description
 from holdfast.worker.cpu.kernels import decoder
@@ -72,7 +72,7 @@ _Span: TypeAlias = tuple[Sequence[Any], int]
 class HostDecoder:
     """One model's decoder in C."""
 
-    def __init__(self, decoder: Decoder, rope: RopeForm) -> None:
+    def __init__(self, decoder: Decoder, rope: RopeArguments) -> None:
         self._decoder = decoder
         self._rope = rope
         shape = decoder.shape
@@ -212,16 +212,16 @@ class HostDecoder:
 
     def _addresses(self, arrays: Sequence[mx.array], start: int) -> tuple[int, ...]:
         """Where token `start` of keys and values is, their scales and biases, and the capacity."""
-        firsts = [_address(array) + start * _row_bytes(array) for array in arrays]
+        addresses = [_address(array) + start * _row_bytes(array) for array in arrays]
         capacity = arrays[0].shape[2]
         if len(arrays) in (1, 3):  # the heads of the keys, then those of the values
             heads = self._kv_heads * capacity
-            firsts += [
-                first + heads * _row_bytes(array)
-                for first, array in zip(firsts, arrays, strict=True)
+            addresses += [
+                address + heads * _row_bytes(array)
+                for address, array in zip(addresses, arrays, strict=True)
             ]
-        half = len(firsts) // 2
-        (keys, *key_scales), (values, *value_scales) = firsts[:half], firsts[half:]
+        half = len(addresses) // 2
+        (keys, *key_scales), (values, *value_scales) = addresses[:half], addresses[half:]
         return keys, values, *(key_scales or (0, 0)), *(value_scales or (0, 0)), capacity
 
     def _cosines_and_sines(self, position: int) -> npt.NDArray[np.float32]:
@@ -275,12 +275,13 @@ def _attend(
 
 
 def _token_ids(each: SequenceSpan) -> npt.NDArray[np.integer]:
+    """The tokens of a span: of the prompt, or the last sampled token and the drafted ones."""
     sequence = each.sequence
     if each.is_decoding:
         assert sequence.sampled is not None, "a decoding span has no sampled token"
         sampled = np.array(sequence.sampled, copy=False)[sequence.sampled_row :][:1]
         return np.append(sampled, np.array(each.span.drafted, sampled.dtype))
-    return np.array(sequence.known, copy=False)[each.span.start :][: each.span.tokens]
+    return np.array(sequence.known_token_ids, copy=False)[each.span.start :][: each.span.tokens]
 
 
 def _shared_runs_of(
@@ -331,7 +332,7 @@ def attach(model: Any, dtype: mx.Dtype) -> None:
     """
     if dtype != mx.float32 or unavailable() or not _is_supported(model):
         return
-    rope = _rope_form([block.self_attn.rope for block in model.layers])
+    rope = _rope_arguments([block.self_attn.rope for block in model.layers])
     if rope is None:
         return
     try:
@@ -389,29 +390,29 @@ def _head_dimension(attention: Any) -> int:
     return rows // int(attention.n_heads)
 
 
-def _rope_form(ropes: Sequence[Any]) -> RopeForm | None:
+def _rope_arguments(ropes: Sequence[Any]) -> RopeArguments | None:
     """The rotary embedding of all layers; None if they differ, or if it is not supported here."""
-    forms: list[RopeForm] = []
+    found: list[RopeArguments] = []
     for rope in ropes:
         if type(rope) is RoPE:
-            forms.append(RopeForm(rope.dims, rope.traditional, rope.base, rope.scale, None))
+            found.append(RopeArguments(rope.dims, rope.traditional, rope.base, rope.scale, None))
         elif type(rope).__name__ == "Llama3RoPE":
-            forms.append(RopeForm(rope.dims, rope.traditional, None, 1.0, rope._freqs))
+            found.append(RopeArguments(rope.dims, rope.traditional, None, 1.0, rope._freqs))
         else:
             return None
-    first = forms[0]
-    for form in forms:
-        same = form.freqs is first.freqs or (
-            form.freqs is not None
+    first = found[0]
+    for each in found:
+        same = each.freqs is first.freqs or (
+            each.freqs is not None
             and first.freqs is not None
-            and mx.array_equal(form.freqs, first.freqs)
+            and mx.array_equal(each.freqs, first.freqs)
         )
-        if form[:-1] != first[:-1] or not same:
+        if each[:-1] != first[:-1] or not same:
             return None
     return first
 
 
-def _decoder(model: Any, rope: RopeForm, *, layers: int) -> HostDecoder:
+def _decoder(model: Any, rope: RopeArguments, *, layers: int) -> HostDecoder:
     """The decoder of a model, with only its first layers."""
     block = model.layers[0]
     attention = block.self_attn
@@ -470,9 +471,9 @@ def _view(array: mx.array) -> Any:
     return np.array(array, copy=False)
 
 
-def _agrees_with_mlx_lm(model: Any, first: HostDecoder) -> bool:
+def _agrees_with_mlx_lm(model: Any, decoder_of_first: HostDecoder) -> bool:
     """Whether embedding, first layer and head compute what mlx-lm's do, for one row and for
-    several. first: the decoder of these.
+    several. decoder_of_first: consists of these parts.
     """
     inner = model.model
     head = inner.embed_tokens.as_linear if model.args.tie_word_embeddings else model.lm_head
@@ -485,9 +486,9 @@ def _agrees_with_mlx_lm(model: Any, first: HostDecoder) -> bool:
                 states[0], tokens=[1] * rows, offset=mx.array(positions), context=StepContext()
             )
             x = inner.layers[0](inner.embed_tokens(mx.array(ids)[:, None]), None, view)
-            wanted = head(inner.norm(x))[:, 0]
+            expected = head(inner.norm(x))[:, 0]
             spans = [([state], 1) for state in states[1]]
-            found = first.compute(ids, spans, positions=positions, wanted=range(rows))
-            if found is None or not mx.allclose(found, wanted, rtol=1e-3, atol=1e-3):
+            computed = decoder_of_first.compute(ids, spans, positions=positions, wanted=range(rows))
+            if computed is None or not mx.allclose(computed, expected, rtol=1e-3, atol=1e-3):
                 return False
     return True

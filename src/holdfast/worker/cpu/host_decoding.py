@@ -39,7 +39,7 @@ def description() -> str:
 
 
 def pays(
-    layers: Sequence[LayerKV], seen: Sequence[int], queries: mx.array, *, least_scores: int
+    layers: Sequence[LayerKV], seen_tokens: Sequence[int], queries: mx.array, *, least_scores: int
 ) -> bool:
     """Whether `attend` supports this step and is faster than MLX.
 
@@ -48,7 +48,7 @@ def pays(
     """
     has_codes = _have_codes(layers)
     if not has_codes and (
-        decode_attention.unavailable() or sum(seen) * queries.shape[1] < least_scores
+        decode_attention.unavailable() or sum(seen_tokens) * queries.shape[1] < least_scores
     ):
         return False
     if queries.dtype != mx.float32 or not all(layer.has_buffers for layer in layers):
@@ -60,9 +60,14 @@ def pays(
 
 
 def attend(
-    layers: Sequence[LayerKV], seen: Sequence[int], queries: mx.array, *, sinks: mx.array | None
+    layers: Sequence[LayerKV],
+    seen_tokens: Sequence[int],
+    queries: mx.array,
+    *,
+    sinks: mx.array | None,
 ) -> mx.array:
-    """Attention of one query per sequence over the last `seen` positions of each. Requires `pays`.
+    """Attention of one query per sequence over the last `seen_tokens` positions of each. Requires
+    `pays`.
 
     queries: scaled, [rows, heads, 1, head_dim]. sinks: [heads]. Returns [rows, heads, 1,
     value_dim]. Evaluates the queries and the states.
@@ -71,7 +76,7 @@ def attend(
     mx.eval(queries, extra)
     attended = attend_in_place(
         layers,
-        seen,
+        seen_tokens,
         np.array(queries, copy=False)[:, :, 0],
         sinks=np.array(extra[0]) if extra else None,
     )
@@ -80,7 +85,7 @@ def attend(
 
 def attend_in_place(
     layers: Sequence[LayerKV],
-    seen: Sequence[int],
+    seen_tokens: Sequence[int],
     queries: Floats,
     *,
     sinks: Floats | None = None,
@@ -88,7 +93,7 @@ def attend_in_place(
     """As `attend`, for numpy arrays. queries: [rows, heads, head_dim], sinks: [heads]. Returns
     [rows, heads, value_dim]. Evaluates the states.
     """
-    stored = [list(layer.stored(count)) for layer, count in zip(layers, seen, strict=True)]
+    stored = [list(layer.stored(count)) for layer, count in zip(layers, seen_tokens, strict=True)]
     mx.eval([arrays for runs in stored for arrays, _, _ in runs])
     keys, values = layers[0].form()
     buffers: dict[int, Buffer] = {}

@@ -20,7 +20,10 @@ from holdfast.worker.kv.quantized import ARRAYS_OF_CODES, StoredCodes, dequantiz
 def dequantize(
     runs: Sequence[StoredCodes], forms: tuple[HeadsForm, HeadsForm], bits: tuple[Bits, Bits]
 ) -> list[tuple[mx.array, mx.array]] | None:
-    """Dequantize adjoining runs of codes; see `Dequantize`. Evaluates the codes."""
+    """Dequantize adjoining runs of codes of keys and values. Evaluates the codes.
+
+    Returns adjoining keys and values; None if MLX is to compute them.
+    """
     if all(
         form.dtype == "float32" and form.dimension and can_dequantize(form.dimension)
         for form in forms

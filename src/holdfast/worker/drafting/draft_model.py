@@ -62,7 +62,7 @@ class DraftState:
     capacity_tokens: int
     checkpoint: Snapshot | None = None  # before the last draft, if not every layer can rewind
     is_catching_up: bool = False  # whether prefill has begun; a part of it runs before each step
-    matched: int = 0  # how many drafted tokens in a row were right
+    right_in_a_row: int = 0  # drafted tokens
     drafted: list[int] = field(default_factory=list)  # the last draft
     drafted_at: int = 0  # the length of the sequence when it was made
 
@@ -89,7 +89,7 @@ class DraftModel:
         self._context_tokens = context_tokens
         self._most_cached_bytes = most_cached_bytes
         self._clock = clock
-        self._rates = DraftRates(first=_FIRST_RATES)
+        self._rates = DraftRates(first_rates=_FIRST_RATES)
         self._drafts: dict[str, DraftState] = {}
         self._cached: dict[str, DraftState] = {}  # of ended sequences, the oldest first
         self._numbers = itertools.count()
@@ -155,10 +155,10 @@ class DraftModel:
         before it are right. None: the sequence has no state yet.
         """
         rates = self._rates if draft is None else draft.rates
-        matched = 0 if draft is None else draft.matched
+        right_in_a_row = 0 if draft is None else draft.right_in_a_row
         chances = []
         chance = 1.0
-        for count in range(matched, matched + MOST_DRAFTED):
+        for count in range(right_in_a_row, right_in_a_row + MOST_DRAFTED):
             chance *= rates.chance(count)
             chances.append(chance)
         return tuple(chances)
@@ -282,8 +282,8 @@ class DraftModel:
         new = generated[draft.drafted_at - len(draft.request.prompt_token_ids) :]
         for drafted, token in zip(draft.drafted, new, strict=False):
             is_right = drafted == token
-            draft.rates.learn_match(draft.matched, is_right=is_right)
-            draft.matched = draft.matched + 1 if is_right else 0
+            draft.rates.learn_match(draft.right_in_a_row, is_right=is_right)
+            draft.right_in_a_row = draft.right_in_a_row + 1 if is_right else 0
             if not is_right:
                 break
         if new:

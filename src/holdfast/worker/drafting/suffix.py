@@ -31,8 +31,8 @@ _SEPARATOR = -1  # between two texts; image keys (`wire/images.py`) are negative
 # measured tokens it counts for.
 _FIRST_RATES = (0.3, 0.3, 0.35, 0.5, 0.65, 0.8, 0.9)
 _PRIOR_TOKENS = 4.0
-_SEQUENCE_MEMORY = 32.0
-_MODEL_MEMORY = 512.0
+_SEQUENCE_MEMORY_TOKENS = 32.0
+_MODEL_MEMORY_TOKENS = 512.0
 
 NO_TOKENS = TokenIds()
 
@@ -45,34 +45,34 @@ class DraftRates:
     rates: for each size, the chance that a token is right.
     """
 
-    __slots__ = ("_first", "_hits", "_memory", "_prior", "_tokens", "rates")
+    __slots__ = ("_first_rates", "_hits", "_memory_tokens", "_prior", "_tokens", "rates")
 
     def __init__(
-        self, prior: DraftRates | None = None, *, first: Sequence[float] = _FIRST_RATES
+        self, prior: DraftRates | None = None, *, first_rates: Sequence[float] = _FIRST_RATES
     ) -> None:
         """prior: the rates of the whole model, which a sequence starts from, and which learn with
-        it; None: these are the rates of a model. first: those before any token is measured.
+        it; None: these are the rates of a model. first_rates: those before any token is measured.
         """
         self._prior = prior
-        self._first = first
-        self._memory = _MODEL_MEMORY if prior is None else _SEQUENCE_MEMORY
+        self._first_rates = first_rates
+        self._memory_tokens = _MODEL_MEMORY_TOKENS if prior is None else _SEQUENCE_MEMORY_TOKENS
         self._tokens = [0.0] * len(_FIRST_RATES)
         self._hits = [0.0] * len(_FIRST_RATES)
-        self.rates: list[float] = list(first if prior is None else prior.rates)
+        self.rates: list[float] = list(first_rates if prior is None else prior.rates)
 
-    def learn(self, size: int, *, is_right: bool) -> None:
+    def learn(self, size_class: int, *, is_right: bool) -> None:
         """Learn from one token that was drafted, or that would have been."""
-        first = self._first[size]
+        prior_rate = self._first_rates[size_class]
         if self._prior is not None:
-            self._prior.learn(size, is_right=is_right)
-            first = self._prior.rates[size]
-        if self._tokens[size] >= self._memory:
-            self._tokens[size] /= 2
-            self._hits[size] /= 2
-        self._tokens[size] += 1
-        self._hits[size] += is_right
-        self.rates[size] = (self._hits[size] + _PRIOR_TOKENS * first) / (
-            self._tokens[size] + _PRIOR_TOKENS
+            self._prior.learn(size_class, is_right=is_right)
+            prior_rate = self._prior.rates[size_class]
+        if self._tokens[size_class] >= self._memory_tokens:
+            self._tokens[size_class] /= 2
+            self._hits[size_class] /= 2
+        self._tokens[size_class] += 1
+        self._hits[size_class] += is_right
+        self.rates[size_class] = (self._hits[size_class] + _PRIOR_TOKENS * prior_rate) / (
+            self._tokens[size_class] + _PRIOR_TOKENS
         )
 
     def chance(self, matched: int) -> float:

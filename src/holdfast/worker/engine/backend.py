@@ -35,13 +35,13 @@ class AttentionSpan:
         return self.queries.shape[2]
 
     @property
-    def seen(self) -> int:
+    def seen_tokens(self) -> int:
         return sum(keys.shape[2] for keys, _ in self.parts)
 
     @property
     def scores(self) -> int:
         """The number of attention scores (products of a query and a key) over all heads."""
-        return self.queries.shape[1] * self.tokens * self.seen
+        return self.queries.shape[1] * self.tokens * self.seen_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +126,13 @@ class Backend:
     def attend_rows(
         self,
         layers: Sequence[LayerKV],
-        seen: Sequence[int],
+        seen_tokens: Sequence[int],
         queries: mx.array,
         *,
         sinks: mx.array | None,
     ) -> mx.array | None:
-        """Attention of one query per sequence over the last `seen` positions of each; None: MLX
-        computes it.
+        """Attention of one query per sequence over the last `seen_tokens` positions of each; None:
+        MLX computes it.
 
         queries: scaled, [rows, heads, 1, head_dim]. sinks: [heads]. Returns [rows, heads, 1,
         value_dim].

@@ -22,15 +22,18 @@ LENGTHS = (300, 1_500, 5_000)
 logger = logging.getLogger("holdfast.worker")
 
 
-def attend(layer: LayerKV, seen: int, queries: mx.array, *, sinks: mx.array | None) -> mx.array:
-    """Attention of one query per head over the last `seen` positions of a quantized layer. Lazy.
+def attend(
+    layer: LayerKV, seen_tokens: int, queries: mx.array, *, sinks: mx.array | None
+) -> mx.array:
+    """Attention of one query per head over the last `seen_tokens` positions of a quantized layer.
+    Lazy.
 
     queries: scaled, [1, heads, 1, head_dim]. sinks: [heads]. Returns [1, heads, 1, value_dim].
     """
     heads = queries.shape[1]
     keys, values = layer.form()
     grouped = queries.astype(mx.float32).reshape(1, keys.heads, -1, keys.dimension)
-    runs = [_pair(arrays, keys.heads, low, high) for arrays, low, high in layer.stored(seen)]
+    runs = [_pair(arrays, keys.heads, low, high) for arrays, low, high in layer.stored(seen_tokens)]
     assert layer.bits is not None
     key_bits, value_bits = layer.bits
     scores = [_product(grouped, of_keys, key_bits, transpose=True) for of_keys, _ in runs]

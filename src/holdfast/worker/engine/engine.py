@@ -176,9 +176,9 @@ class Engine:
         return self._runner.speculation_refused
 
     @property
-    def repeats_accepted(self) -> bool:
+    def recomputes_accepted(self) -> bool:
         """Whether accepted tokens are computed again when others of the same draft are rejected."""
-        return self._runner.repeats_accepted
+        return self._runner.recomputes_accepted
 
     def draft(self, request_id: RequestId, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The first tokens of a draft that the next span of a decoding sequence may have, or the
@@ -334,7 +334,7 @@ class Engine:
         fresh = EngineSequence.begin(
             sequence.request, live=live, vocab_size=self._vocab_size, generated=tuple(generated)
         )
-        sequence.known = fresh.known
+        sequence.known_token_ids = fresh.known_token_ids
         sequence.sampler = fresh.sampler
         sequence.sampled = None
 
@@ -409,7 +409,7 @@ class Engine:
         for span in plan.spans:
             self.provide_images(span)
         for each in spans:
-            if each.span.drafted and self._runner.repeats_accepted:
+            if each.span.drafted and self._runner.recomputes_accepted:
                 each.sequence.saved = each.sequence.live.saved()
         logits = self._runner.forward(spans, StepContext())
         for each in spans:

@@ -129,7 +129,7 @@ class Runner(ABC):
         return "a state of this model cannot go back to an earlier token"
 
     @cached_property
-    def repeats_accepted(self) -> bool:
+    def recomputes_accepted(self) -> bool:
         """Whether a state returns to its last sampled token if any drafted token is rejected, so
         that the accepted ones are computed again in the next step.
         """

@@ -310,12 +310,12 @@ class Adapters:
         )
 
     def _adapted_method(
-        self, plain: Callable[..., mx.array], method: str, path: str, layer: AdaptedLayer
+        self, original: Callable[..., mx.array], method: str, path: str, layer: AdaptedLayer
     ) -> Callable[..., mx.array]:
         adapters = self
 
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-            y = plain(module, x, *args, **kwargs)
+            y = original(module, x, *args, **kwargs)
             if adapters._only_adapter:
                 return layer.added(adapters._only_adapter, method, x, y, *args, **kwargs)
             if adapters._row_adapters is None:

@@ -42,7 +42,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.wire.requests import RequestId
 
 _NAME = "scaled_dot_product_attention"
-_PLAIN = "_holdfast_plain_attention"
+_ORIGINAL = "_holdfast_original_attention"
 HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 _PACKAGE = "mlx_lm"
 _TOKENIZERS = "mlx_lm.tokenizer_utils"
@@ -75,7 +75,7 @@ def recorded_shapes() -> Iterator[set[AttentionShape]]:
         _recorded = None
 
 
-def _with_hook(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _with_hook(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """Wrap mlx-lm's attention function. A cache view that computes attention itself returns, in place
     of the keys, an object with the method `attend`; the wrapper calls that method.
     """
@@ -101,9 +101,9 @@ def _with_hook(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
         if hasattr(keys, "attend"):
             attended: mx.array = keys.attend(queries, scale=scale, mask=mask, sinks=sinks)
             return attended
-        return plain(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-    setattr(scaled_dot_product_attention, _PLAIN, plain)
+    setattr(scaled_dot_product_attention, _ORIGINAL, original)
     return scaled_dot_product_attention
 
 
@@ -112,12 +112,12 @@ def install(models: str = "mlx_lm.models") -> None:
     by one that calls `attend` of our views. Idempotent; call before a model module is imported.
     """
     base = importlib.import_module(f"{models}.base")
-    plain = getattr(base, _NAME)
-    if hasattr(plain, _PLAIN):
+    original = getattr(base, _NAME)
+    if hasattr(original, _ORIGINAL):
         return
-    hook = _with_hook(plain)
+    hook = _with_hook(original)
     for name, module in list(sys.modules.items()):
-        if name.startswith(f"{models}.") and getattr(module, _NAME, None) is plain:
+        if name.startswith(f"{models}.") and getattr(module, _NAME, None) is original:
             setattr(module, _NAME, hook)
 
 
@@ -170,7 +170,7 @@ class ProjectionHook:
         # set by the probe after it has verified that `project` gives the model's logits
         self.can_project_later = False
         self.hidden_size = 0
-        self._plain_classes: list[tuple[Module, type[Module]]] = []
+        self._original_classes: list[tuple[Module, type[Module]]] = []
         for name, part in model.named_modules():
             path = name.split(".")
             if (
@@ -184,14 +184,14 @@ class ProjectionHook:
 
     def _hook_into(self, part: Module, method: str) -> None:
         """Replace the projection, a method of `part`, by one that computes only the selected rows."""
-        plain = getattr(type(part), method)
+        original = getattr(type(part), method)
         hook = self
 
         def project(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-            result: mx.array = plain(module, hook._rows_to_project(x), *args, **kwargs)
+            result: mx.array = original(module, hook._rows_to_project(x), *args, **kwargs)
             return result
 
-        self._plain_classes.append((part, type(part)))
+        self._original_classes.append((part, type(part)))
         part.__class__ = type(
             type(part).__name__,
             (type(part),),
@@ -216,9 +216,9 @@ class ProjectionHook:
 
     def remove(self) -> None:
         """Give the modules their original classes back."""
-        for part, plain_class in reversed(self._plain_classes):
-            part.__class__ = plain_class
-        self._plain_classes.clear()
+        for part, original_class in reversed(self._original_classes):
+            part.__class__ = original_class
+        self._original_classes.clear()
 
     @contextmanager
     def selecting(

@@ -54,12 +54,12 @@ class Prefix:
 class EngineSequence:
     """One sequence in the engine.
 
-    known: int32 [tokens], the tokens that the host knows: the prompt, with the model's own tokens
-        in place of image keys, and the tokens that were generated before a preemption.
+    known_token_ids: int32 [tokens], the tokens that the host knows: the prompt, with the model's
+        own tokens in place of image keys, and the tokens that were generated before a preemption.
     """
 
     request: SequenceRequest
-    known: mx.array
+    known_token_ids: mx.array
     live: LiveState
     sampler: RowState
     constraint: SequenceConstraint | None = None  # limits its next token
@@ -90,9 +90,10 @@ class EngineSequence:
             numbers = numbers.copy()
         for image in request.images:
             numbers[image.start : image.end] = image.layout.token_ids.view
-        known = mx.array(numbers)
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
-        return EngineSequence(request=request, known=known, live=live, sampler=sampler)
+        return EngineSequence(
+            request=request, known_token_ids=mx.array(numbers), live=live, sampler=sampler
+        )
 
     def start_from(self, prefix: Prefix) -> None:
         """Restore a cached prefix. Lazy. Raises SnapshotMismatch if it does not fit the model."""
@@ -169,7 +170,7 @@ class SequenceSpan:
     @property
     def is_decoding(self) -> bool:
         """Whether the span's tokens were generated; the host may not know them yet."""
-        return self.span.start >= self.sequence.known.size
+        return self.span.start >= self.sequence.known_token_ids.size
 
     @property
     def is_row(self) -> bool:
@@ -204,7 +205,7 @@ class SequenceSpan:
         """The tokens of the prompt that follow the scored rows, those of images included."""
         first = self.span.start + 1
         rows = self.scored_rows
-        known = self.sequence.known[first + rows.start : first + rows.stop]
+        known = self.sequence.known_token_ids[first + rows.start : first + rows.stop]
         tokens: list[int] = known.tolist()  # type: ignore[assignment]
         return tuple(tokens)
 
@@ -231,7 +232,7 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
         span = spans[index].span
         sequence = spans[index].sequence
         if not spans[index].is_decoding:
-            pieces.append(sequence.known[span.start : span.start + span.tokens])
+            pieces.append(sequence.known_token_ids[span.start : span.start + span.tokens])
             index += 1
             continue
         assert sequence.sampled is not None, "a decoding span has no sampled token"

@@ -43,7 +43,7 @@ def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
     try:
         size: SequenceSize = answer_of(
             "holdfast.worker.engine.sequence_size",
-            kind=SequenceSize,
+            answer_type=SequenceSize,
             doing="measuring how much memory a sequence of this model takes",
             limit_seconds=_LONGEST_SECONDS,
             sent=msgspec.json.encode(dict(config)),

@@ -172,7 +172,7 @@ def _attend_each(
 def _attend_alone(
     span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext
 ) -> mx.array:
-    seen = span.seen
+    seen = span.seen_tokens
     mask: mx.array | str | None = None
     if span.tokens > 1:
         hides = span.window is not None and seen > span.window

@@ -274,14 +274,14 @@ class LayerState(Layer):
         """Make the state what it was when `saved` was called."""
         raise NotImplementedError
 
-    def resumable(self, tokens: int) -> int:
+    def resumable_prefix(self, tokens: int) -> int:
         """The longest prefix, at most `tokens` long, from which another sequence can continue with
         the present state. Only for layers that grow.
         """
         return tokens
 
-    def lasting(self, tokens: int) -> int:
-        """As `resumable`, for a prefix that stays usable when this state gets more tokens."""
+    def lasting_prefix(self, tokens: int) -> int:
+        """As `resumable_prefix`, for a prefix that stays usable when this state gets more tokens."""
         return tokens
 
     def quantized_before(self, tokens: int) -> int:

@@ -197,15 +197,15 @@ class LiveState:
         """Whether the state can go back to its first `tokens` tokens without a checkpoint."""
         return all(leaf.can_rewind(self.tokens - tokens) for leaf in self.leaves)
 
-    def resumable(self, tokens: int) -> int:
+    def resumable_prefix(self, tokens: int) -> int:
         """The length of the longest prefix, at most `tokens`, after which another sequence can continue
         from the present state, if the layers that do not grow have a checkpoint there.
         """
-        return min((leaf.resumable(tokens) for leaf in self.growing), default=tokens)
+        return min((leaf.resumable_prefix(tokens) for leaf in self.growing), default=tokens)
 
-    def lasting(self, tokens: int) -> int:
-        """As `resumable`, for a prefix that stays usable when this state gets more tokens."""
-        return min((leaf.lasting(tokens) for leaf in self.growing), default=tokens)
+    def lasting_prefix(self, tokens: int) -> int:
+        """As `resumable_prefix`, for a prefix that stays usable when this state gets more tokens."""
+        return min((leaf.lasting_prefix(tokens) for leaf in self.growing), default=tokens)
 
     def rewind(self, tokens: int) -> None:
         """Drop the last `tokens` tokens. Requires `can_rewind`."""

@@ -178,11 +178,10 @@ class QuantizedKV(LayerKV):
 
     def _make_room(self, like: Sequence[mx.array], tokens: int) -> None:
         if not self._buffers or self._end + tokens > self._buffers[0].shape[2]:
-            self._quantize(
-                self._block_start(self.tokens)
-            )  # the new tokens see these blocks quantized
+            # the new tokens see these blocks quantized
+            self._quantize(self._block_start(self.tokens))
             kept = self.tokens - self._codes_state.tokens
-            self._move(like, capacity=max(self._block_tokens, kept + tokens))
+            self._reallocate(like, capacity=max(self._block_tokens, kept + tokens))
 
     def _block_start(self, position: int) -> int:
         """The first position of the block that contains a position."""
@@ -217,7 +216,7 @@ class QuantizedKV(LayerKV):
             for buffer in self._buffers
         )
 
-    def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
+    def _reallocate(self, like: Sequence[mx.array], *, capacity: int) -> None:
         kept = self._codes_state.tokens
         self._buffers = new_buffers(
             self._buffers, like, capacity=capacity, start=kept - self._native_start, end=self._end
@@ -227,7 +226,7 @@ class QuantizedKV(LayerKV):
 
     def trim(self) -> None:
         if self._buffers and self._buffers[0].shape[2] > self._block_tokens:
-            self._move(self._buffers, capacity=self._block_tokens)
+            self._reallocate(self._buffers, capacity=self._block_tokens)
 
     def take_over(self, native: FullKV) -> None:
         """Take over all tokens of an unquantized state, which is empty afterwards, and quantize
@@ -322,10 +321,10 @@ class QuantizedKV(LayerKV):
     def quantized_before(self, tokens: int) -> int:
         return self._block_start(tokens)
 
-    def lasting(self, tokens: int) -> int:
+    def lasting_prefix(self, tokens: int) -> int:
         return self._block_start(tokens)
 
-    def resumable(self, tokens: int) -> int:
+    def resumable_prefix(self, tokens: int) -> int:
         block_start = self._block_start(tokens)
         return tokens if block_start >= self._codes_state.tokens else block_start
 
@@ -350,7 +349,7 @@ class QuantizedKV(LayerKV):
                 self._buffers[0].shape[2] > block_start
                 or self._native_start < self._codes_state.tokens
             ):
-                self._move(self._buffers, capacity=block_start)
+                self._reallocate(self._buffers, capacity=block_start)
 
     def frozen_arrays(self) -> Iterator[mx.array]:
         return self._codes_state.frozen_arrays()

@@ -36,19 +36,21 @@ class WindowKV(LayerKV):
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
         added = arrays[0].shape[2]
         if not self._buffers or self._end + added > self._buffers[0].shape[2]:
-            self._move(arrays, capacity=max(self._usual_capacity, self._visible_tokens + added))
+            self._reallocate(
+                arrays, capacity=max(self._usual_capacity, self._visible_tokens + added)
+            )
         self._write(arrays)
 
     def trim(self) -> None:
         """Shrink buffers that a long chunk has enlarged, but keep the visible tokens."""
         if self._buffers and self._buffers[0].shape[2] > self._usual_capacity:
-            self._move(self._buffers, capacity=self._usual_capacity)
+            self._reallocate(self._buffers, capacity=self._usual_capacity)
 
     @property
     def _usual_capacity(self) -> int:
         return self._seen_tokens + 1 + WINDOW_SLACK_TOKENS
 
-    def _move(self, like: Sequence[mx.array], *, capacity: int) -> None:
+    def _reallocate(self, like: Sequence[mx.array], *, capacity: int) -> None:
         visible = self._visible_tokens
         self._buffers = new_buffers(
             self._buffers, like, capacity=capacity, start=self._end - visible, end=self._end

@@ -31,7 +31,7 @@ logger = logging.getLogger("holdfast.worker")
 
 # For models whose accepted tokens are computed again if others of the same draft are rejected: a draft
 # ends before the chance that all of it is right falls below this.
-_LEAST_CHANCE_OF_ALL = 0.5
+_LEAST_CHANCE_IF_RECOMPUTED = 0.5
 # the chance of a token that a grammar forces: the grammar may also allow other tokens for the same text
 _FORCED_CHANCE = 0.9
 _MOST_OTHER_TOKENS = 2048  # of other answers, for one sequence; they are indexed together
@@ -102,7 +102,7 @@ class Drafts:
         self._engine = engine
         self._scheduler = scheduler
         self._model = model
-        self._repeats_accepted = engine.repeats_accepted
+        self._recomputes_accepted = engine.recomputes_accepted
         self._counters = counters
         counters.draft_model = "" if model is None else model.name
         self._rates = DraftRates()
@@ -247,8 +247,8 @@ class Drafts:
         if most < 1:
             return ()
         chances = model.chances(sequence.drafts.model_state)[:most]
-        if self._repeats_accepted:
-            likely = sum(chance >= _LEAST_CHANCE_OF_ALL for chance in chances)
+        if self._recomputes_accepted:
+            likely = sum(chance >= _LEAST_CHANCE_IF_RECOMPUTED for chance in chances)
             chances = chances[: max(1, likely)]  # at least one, so that it is tried now and then
         return chances
 
@@ -316,8 +316,8 @@ class Drafts:
         chances = draft.chances
         if allowed != wanted[: len(allowed)]:
             chances = tuple(_FORCED_CHANCE ** (index + 1) for index in range(len(allowed)))
-        if self._repeats_accepted:
-            chances = tuple(chance for chance in chances if chance >= _LEAST_CHANCE_OF_ALL)
+        if self._recomputes_accepted:
+            chances = tuple(chance for chance in chances if chance >= _LEAST_CHANCE_IF_RECOMPUTED)
         count = min(len(allowed), len(chances))
         return Draft(allowed[:count], chances[:count], draft.is_by_model)
 

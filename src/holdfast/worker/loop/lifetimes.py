@@ -159,7 +159,7 @@ class Lifetimes:
         """If there is not enough memory for a sequence to have its own copy of a prefix that it shares
         with others, close the sequence and let it wait. Returns False if there is enough memory.
         """
-        if self._scheduler.has_room_apart(sequence.id):
+        if self._scheduler.has_room_for_copy(sequence.id):
             return False
         self._restart_from_nothing(sequence)
         return True

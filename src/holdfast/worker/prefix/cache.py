@@ -65,7 +65,7 @@ class PrefixCache:
         self.index = index
         self.store = store
         self._payloads = payloads
-        self._form = payloads.model
+        self._model_form = payloads.model
         self.live = LiveTier(index, payloads=payloads, most_parked_bytes=most_parked_bytes)
         self._maps = RecentMaps(clock=time.perf_counter)  # the latest cache maps
         self._tended_at = self._offered_at = 0.0
@@ -97,7 +97,7 @@ class PrefixCache:
         The positions are at regular intervals, at branch points, and before the last token: since
         the last token is always prefilled again, a repeated prompt can resume right before it.
         """
-        if self._form.resumes_anywhere:
+        if self._model_form.resumes_anywhere:
             return ()
         marks = {
             *range(BOUNDARY_TOKENS, prompt_tokens, BOUNDARY_TOKENS),
@@ -142,8 +142,10 @@ class PrefixCache:
         do not count.
         """
         in_blocks = self._plan(chain, root, limit=_limit(chain)).tokens
-        in_live = self.live.resumable(chain, root=root, in_blocks=in_blocks, may_move=may_move)
-        return max(in_blocks, in_live)
+        in_live_state = self.live.resumable_tokens(
+            chain, root=root, tokens_in_blocks=in_blocks, may_move=may_move
+        )
+        return max(in_blocks, in_live_state)
 
     def advance(self, lookup: Lookup) -> bool:
         """Take blocks that were read from disk; returns whether the whole plan is in RAM.
@@ -229,7 +231,7 @@ class PrefixCache:
 
     def _plan(self, chain: bytes, root: Root, *, limit: int) -> ReusePlan:
         return self.index.plan(
-            chain, root=root, resumable_anywhere=self._form.resumes_anywhere, limit=limit
+            chain, root=root, resumable_anywhere=self._model_form.resumes_anywhere, limit=limit
         )
 
     def _plan_again(self, lookup: Lookup) -> None:
@@ -302,7 +304,9 @@ class PrefixCache:
         self.index.advance(cursor, chain, end=end)
         start = cursor.position
         if not snapshot.tokens:
-            fits = snapshot.layers == self._form.layers and 0 < snapshot.start <= min(start, end)
+            fits = snapshot.layers == self._model_form.layers and 0 < snapshot.start <= min(
+                start, end
+            )
             if not fits:
                 return None
             at = cursor.back_at(end)

@@ -145,7 +145,7 @@ class LiveTier:
         """most_parked_bytes: 0: no state is parked; None: as many as fit."""
         self._index = index
         self._most_parked_bytes = most_parked_bytes
-        self._form = payloads.model
+        self._model_form = payloads.model
         self._chains = LiveChains()
         self._held_memory: HeldMemory | None = HeldMemory()  # None: must be recomputed
         self._parked_bytes = ParkedBytes()  # memory of parked states
@@ -155,7 +155,7 @@ class LiveTier:
         claim = self._possible_claim(
             lookup.chain,
             root=lookup.root,
-            in_blocks=lookup.plan.tokens,
+            tokens_in_blocks=lookup.plan.tokens,
             may_move=lookup.may_move,
         )
         if claim is not None:
@@ -163,34 +163,46 @@ class LiveTier:
             claim.use = self._use_of(claim, may_move=lookup.may_move)
         return claim
 
-    def resumable(self, chain: bytes, *, root: Root, in_blocks: int, may_move: bool) -> int:
-        """The number of tokens of a chain that a sequence could take from a live state. in_blocks:
-        the number that it could take from blocks.
+    def resumable_tokens(
+        self, chain: bytes, *, root: Root, tokens_in_blocks: int, may_move: bool
+    ) -> int:
+        """The number of tokens of a chain that a sequence could take from a live state.
+        tokens_in_blocks: the number that it could take from blocks.
         """
-        claim = self._possible_claim(chain, root=root, in_blocks=in_blocks, may_move=may_move)
+        claim = self._possible_claim(
+            chain, root=root, tokens_in_blocks=tokens_in_blocks, may_move=may_move
+        )
         return 0 if claim is None else claim.tokens
 
     def _possible_claim(
-        self, packed: bytes, *, root: Root, in_blocks: int, may_move: bool
+        self, packed: bytes, *, root: Root, tokens_in_blocks: int, may_move: bool
     ) -> LiveClaim | None:
+        """What a sequence could take from the live state with the longest common prefix; None:
+        nothing.
+
+        If some layers resume only at checkpoints, a live state has them only at its end. A sequence
+        that takes the state over starts there. Any other sequence takes these layers from a stored
+        checkpoint, and so no more tokens than blocks provide.
+        """
         limit = len(packed) - TOKEN_BYTES  # the last token is always prefilled
         chain, tokens = self._chains.longest(packed[:limit], root=root)
         if chain is None or chain.state is None:
             return None
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
         tokens = min([tokens, *moved])  # a state that will be moved will lose all later tokens
-        resumable = chain.state.resumable if chain.is_parked else chain.state.lasting
-        tokens = resumable(tokens)
-        form = self._form
-        needs_end = not form.resumes_anywhere
-        if needs_end:
-            may_have_end = may_move and chain.is_parked and not chain.claims
-            if not (may_have_end and chain.state.can_rewind(tokens)):
-                needs_end = False
-                tokens = resumable(min(tokens, in_blocks)) if form.block else 0
-        if tokens == 0 or (needs_end and tokens < in_blocks):
+        state = chain.state
+        usable_prefix = state.resumable_prefix if chain.is_parked else state.lasting_prefix
+        tokens = usable_prefix(tokens)
+        needs_end_state = not self._model_form.resumes_anywhere
+        if needs_end_state:
+            may_take_over = may_move and chain.is_parked and not chain.claims
+            if not (may_take_over and state.can_rewind(tokens)):
+                needs_end_state = False
+                most = tokens_in_blocks if self._model_form.block else 0  # without KV layers, none
+                tokens = usable_prefix(min(tokens, most))
+        if tokens == 0 or (needs_end_state and tokens < tokens_in_blocks):
             return None
-        return LiveClaim(chain=chain, tokens=tokens, needs_end=needs_end)
+        return LiveClaim(chain=chain, tokens=tokens, needs_end_state=needs_end_state)
 
     @property
     def chains(self) -> Iterable[LiveChain]:
@@ -208,7 +220,7 @@ class LiveTier:
         chain, tokens = self._chains.longest(packed, root=lookup.root)
         if chain is None or chain.state is None or tokens < LEAST_SHARED_TOKENS:
             return
-        tokens = chain.state.lasting(tokens)
+        tokens = chain.state.lasting_prefix(tokens)
         if chain.state.can_share and tokens:
             lookup.base = LiveClaim(chain=chain, tokens=tokens)
             chain.claims.append(lookup.base)
@@ -237,7 +249,7 @@ class LiveTier:
         A request that diverges within the prompt is assumed to come from another agent: it does not
         take the state over if the prefix can be shared.
         """
-        if claim.needs_end:
+        if claim.needs_end_state:
             return "moved"
         chain = claim.chain
         tokens = claim.tokens
@@ -245,7 +257,8 @@ class LiveTier:
         can_share = chain.state.can_share and tokens >= LEAST_SHARED_TOKENS
         if may_move and chain.is_parked:
             is_free = all(
-                chain.state.lasting(other.tokens) == other.tokens <= tokens and other.use != "moved"
+                chain.state.lasting_prefix(other.tokens) == other.tokens <= tokens
+                and other.use != "moved"
                 for other in chain.claims
                 if other is not claim
             )

@@ -283,14 +283,14 @@ def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
 class LiveClaim:
     """A claim to start a sequence from the first tokens of a live chain.
 
-    needs_end: whether the sequence needs the state of all layers at the end of the chain, possibly
-        rewound. Such a claim is exclusive.
+    needs_end_state: whether the sequence needs the state of all layers at the end of the chain,
+        possibly rewound. Such a claim is exclusive.
     use: the planned use, and once the engine has the state, the actual use.
     """
 
     chain: LiveChain
     tokens: int  # how many of the first tokens
-    needs_end: bool = False
+    needs_end_state: bool = False
     use: BaseUse = "copied"
 
     @property
@@ -409,7 +409,7 @@ class Lookup:
         """The state to resume from; None if the plan has none, or if the claimed live chain has the
         state of all layers.
         """
-        return None if self.base is not None and self.base.needs_end else self.plan.state
+        return None if self.base is not None and self.base.needs_end_state else self.plan.state
 
     @property
     def missing_keys(self) -> list[BlockKey]:

@@ -336,15 +336,15 @@ class FairShare:
         able = (sequence for sequence in queue if sequence.may_be_admitted)
         if self.is_first_come_first_served:
             return next(able, None)
-        firsts: dict[tuple[str, bool], ScheduledSequence] = {}
+        oldest_of_flows: dict[tuple[str, bool], ScheduledSequence] = {}
         # the oldest of each flow, even if it was preempted and has waited less than a younger one
         for sequence in able:
-            firsts.setdefault((sequence.service.flow, sequence.is_batch), sequence)
-        if len(firsts) <= 1:
-            return next(iter(firsts.values()), None)
+            oldest_of_flows.setdefault((sequence.service.flow, sequence.is_batch), sequence)
+        if len(oldest_of_flows) <= 1:
+            return next(iter(oldest_of_flows.values()), None)
         counts = self._counts(running)
         return min(
-            firsts.values(),
+            oldest_of_flows.values(),
             key=lambda each: (
                 *self._class_and_level(each, counts),
                 self._turns[each.service.flow],

@@ -302,9 +302,9 @@ class Scheduler:
             return missing
         return reservations.parked_bytes_to_free(head)
 
-    def has_room_apart(self, request_id: RequestId) -> bool:
+    def has_room_for_copy(self, request_id: RequestId) -> bool:
         """Whether a running request could have its own copy of all its tokens, including those that
-        it shares with other sequences.
+        it shares with other sequences. If it is quantized, the copy is not.
         """
         sequence = self._running.get(request_id)
         if sequence is None:
