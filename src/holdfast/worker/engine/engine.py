@@ -44,7 +44,6 @@ from holdfast.worker.engine.sampling import (
 )
 from holdfast.worker.engine.sequence import (
     EngineSequence,
-    Prefix,
     SequenceSpan,
     copy_due_state,
     copy_everything,
@@ -53,6 +52,7 @@ from holdfast.worker.engine.views import StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.live import (
     Conversion,
+    LiveBase,
     LiveState,
     ModelForm,
     Snapshot,
@@ -211,16 +211,18 @@ class Engine:
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
         kv_bits: KVBits = "native",
-        prefix: Prefix | None = None,
+        base: LiveBase | None = None,
+        snapshots: Sequence[Snapshot] = (),
         copy_policy: CopyPolicy | None = None,
     ) -> LiveState:
         """Open a sequence, or reopen it after a preemption with the tokens that it had generated.
 
         Returns the sequence's live state; the tokens that it already has need no prefill. kv_bits:
-        how keys and values are held. prefix: cached state to start from, with the same `kv_bits`.
-        copy_policy: when to copy state for the prefix cache. Raises
-        SnapshotMismatch if the prefix does not fit the model, and InvalidRequest if the grammar is
-        invalid or the model cannot embed; then the sequence is not open.
+        how keys and values are held. base, snapshots: the cached prefix to start from, with the
+        same `kv_bits`: a live state, then blocks and the state at their end. copy_policy: when to
+        copy state for the prefix cache. Raises SnapshotMismatch if the prefix does not fit the
+        model, and InvalidRequest if the grammar is invalid or the model cannot embed; then the
+        sequence is not open.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         if request.pooling is not None and not self.embedding_dimensions:
@@ -232,14 +234,15 @@ class Engine:
         sequence.constraint = self._constraints.for_request(request, generated=generated)
         # Last, because a live state that is moved here would be lost if the request were refused
         # later.
-        if prefix is not None:
-            sequence.start_from(prefix)
+        sequence.start_from(base, snapshots)
         if request.images:
             if self.images is None:
                 raise InvalidRequest(_NO_IMAGES)
             sequence.images = self.images.open(request)
         sequence.live.reserve(capacity_tokens)
         sequence.copy_policy = copy_policy
+        if copy_policy is not None:
+            sequence.copied_tokens = copy_policy.cached_tokens
         self._sequences[request.request_id] = sequence
         return sequence.live
 

@@ -383,7 +383,8 @@ class CacheClient:
         start = sequence.start
         lookup = start.lookup
         cache = self._cache_for(request)
-        prefix = None
+        base = None
+        snapshots: Sequence[Snapshot] = ()
         keep = None
         began_at = self._clock()
         start.begin()
@@ -394,18 +395,24 @@ class CacheClient:
             self._report(sequence, CacheOutcome.FAILED)
             start.cursor = Cursor(_root(cache, sequence))
         elif lookup.cached_tokens:
-            prefix = cache.prefix(lookup)
+            snapshots = cache.snapshots(lookup)
+            base = cache.live.base(lookup)
         restored_at = self._clock()
         if cache is not None and request.is_kept:
             with log_failure("the KV of request %s is not cached", sequence.id):
                 marks = self.boundaries(request) or (sequence.prompt_tokens,)
-                keep = CopyPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
+                keep = CopyPolicy(
+                    block_tokens=BLOCK_TOKENS,
+                    cached_tokens=0 if lookup is None else lookup.plan.tokens,
+                    boundaries=frozenset(marks),
+                )
         state = self._engine.open(
             request,
             generated=tuple(sequence.answer.token_ids),
             capacity_tokens=sequence.scheduled.capacity_tokens,
             kv_bits=sequence.kv_bits,
-            prefix=prefix,
+            base=base,
+            snapshots=snapshots,
             copy_policy=keep,
         )
         sequence.is_open = True
