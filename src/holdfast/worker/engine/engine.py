@@ -49,7 +49,7 @@ from holdfast.worker.engine.sequence import (
     copy_everything,
 )
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.bits import BITS, KVBits
+from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, BITS, KVBits
 from holdfast.worker.kv.live import (
     Conversion,
     LiveBase,
@@ -354,11 +354,10 @@ class Engine:
         )
 
     def conversions(
-        self, request_ids: Iterable[RequestId], kv_bits: KVBits
+        self, request_ids: Iterable[RequestId]
     ) -> Iterator[tuple[tuple[RequestId, ...], Conversion]]:
-        """Yield sets of open sequences that could be quantized, with the effect on memory: first
-        single sequences, then groups that share tokens; the longest first in both. Sequences that
-        `quantize` cannot convert are omitted.
+        """Yield sets of open sequences that `quantize` could convert, with the effect on memory: first
+        single sequences, then groups that share tokens; the longest first in both.
         """
         able: dict[RequestId, LiveState] = {}
         groups: dict[object, tuple[RequestId, ...]] = {}
@@ -371,12 +370,13 @@ class Engine:
         singles = [(request_id,) for request_id in able]
         for kind in (singles, [group for group in groups.values() if len(group) > 1]):
             counted = [
-                (each, Conversion.of([able[name] for name in each], BITS[kv_bits])) for each in kind
+                (each, Conversion.of([able[name] for name in each], BITS[AUTO_WHEN_SHORT]))
+                for each in kind
             ]
             yield from sorted(counted, key=lambda each: each[1].tokens, reverse=True)
 
-    def quantize(self, request_id: RequestId, kv_bits: KVBits) -> StateBytes:
-        """Quantize the keys and values of an open sequence. From then on, none of its state is
+    def quantize(self, request_id: RequestId) -> StateBytes:
+        """Quantize the keys and values of an open sequence, to `AUTO_WHEN_SHORT`. From then on, none of its state is
         copied for the prefix cache, because later keys and values depend on when it was quantized.
         Waits for the device. No pending step may contain the sequence.
 
@@ -385,7 +385,7 @@ class Engine:
         sequence = self._sequences[request_id]
         sequence.trim()
         before = sum(array.nbytes for array in sequence.live.arrays())
-        sequence.live.quantize(self._runner.fresh_layers(kv_bits))
+        sequence.live.quantize(self._runner.fresh_layers(AUTO_WHEN_SHORT))
         sequence.copy_policy = None
         after = sum(array.nbytes for array in sequence.live.arrays())
         return StateBytes(before=before, after=after)

@@ -533,7 +533,7 @@ class CacheClient:
         """Remember a prompt that an earlier worker prefilled as idle work."""
         self._read_ahead.add_run(run)
 
-    def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> StateBytes:
+    def quantize(self, sequence: LiveSequence) -> StateBytes:
         """Quantize the state of an open sequence. No pending step may contain the sequence. Its
         later results are not cached. Raises what the device raises.
         """
@@ -542,7 +542,7 @@ class CacheClient:
         if live is not None:
             assert self._cache is not None
             self._cache.live.seclude(live)
-        sizes = self._engine.quantize(sequence.id, kv_bits)
+        sizes = self._engine.quantize(sequence.id)
         sequence.is_quantized = True
         if live is not None and live.state is not None and live.state.can_share:
             live.held_tokens = live.state.frozen_tokens

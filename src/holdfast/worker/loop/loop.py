@@ -622,7 +622,7 @@ class WorkerLoop:
             and not sequence.stays_native
             and self._model.forms.is_automatic(sequence.request.kv_bits)
         ]
-        conversions = self._engine.conversions(possible, AUTO_WHEN_SHORT)
+        conversions = self._engine.conversions(possible)
         chosen = next(
             (names for names, each in conversions if self._model.forms.is_worth_it(each)), ()
         )
@@ -633,7 +633,7 @@ class WorkerLoop:
             sequence = self._ledger.find(request_id)
             if sequence is not None and sequence.is_open:
                 self._pulse.work()
-                self._lifetimes.quantize(sequence, AUTO_WHEN_SHORT, costs)
+                self._lifetimes.quantize(sequence, costs)
                 if sequence.stays_native:
                     break  # the tokens that it shares with the others would stay native, too
         memory.note_quantized(now=self._clock())
