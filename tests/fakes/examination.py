@@ -365,7 +365,7 @@ class Examined:
         live = self.engine.open(
             request,
             capacity_tokens=64,
-            kv_bits=self.kv_bits,
+            form=self.kv_bits,
             snapshots=prefix,
             copy_policy=copy_policy,
         )

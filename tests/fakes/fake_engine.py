@@ -139,7 +139,7 @@ class FakeEngine:
         *,
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
-        kv_bits: str = "native",
+        form: str = "native",
         base: None = None,
         snapshots: Sequence[int] = (),
         copy_policy: object = None,

@@ -87,7 +87,7 @@ def answer_of(
     """Like `alone`, on an engine without other sequences."""
     capacity = len(prompt) + max_tokens
     request = greedy("alone", prompt, max_tokens=max_tokens)
-    engine.open(request, capacity_tokens=capacity, kv_bits=kv_bits)
+    engine.open(request, capacity_tokens=capacity, form=kv_bits)
     answer: list[int] = []
     at = 0
     is_cut = kv_bits != "native" and engine.ends_spans_at_blocks

@@ -59,7 +59,7 @@ class FaultyEngine(Engine):
 
     def open(self, request: Any, **more: Any) -> LiveState:
         state = super().open(request, **more)
-        self.opened_with[request.request_id].add(more["kv_bits"])
+        self.opened_with[request.request_id].add(more["form"])
         if self.quantized_at[request.request_id]:
             self.converted_when_opened.add(request.request_id)
         return state

@@ -210,16 +210,16 @@ class Engine:
         *,
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
-        kv_bits: KVBits = "native",
+        form: KVBits = "native",
         base: LiveBase | None = None,
         snapshots: Sequence[Snapshot] = (),
         copy_policy: CopyPolicy | None = None,
     ) -> LiveState:
         """Open a sequence, or reopen it after a preemption with the tokens that it had generated.
 
-        Returns the sequence's live state; the tokens that it already has need no prefill. kv_bits:
-        how keys and values are held. base, snapshots: the cached prefix to start from, with the
-        same `kv_bits`: a live state, then blocks and the state at their end. copy_policy: when to
+        Returns the sequence's live state; the tokens that it already has need no prefill. form:
+        how keys and values are held. base, snapshots: the cached prefix to start from, in the
+        same form: a live state, then blocks and the state at their end. copy_policy: when to
         copy state for the prefix cache. Raises SnapshotMismatch if the prefix does not fit the
         model, and InvalidRequest if the grammar is invalid or the model cannot embed; then the
         sequence is not open.
@@ -227,7 +227,7 @@ class Engine:
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         if request.pooling is not None and not self.embedding_dimensions:
             raise NoEmbeddings
-        live = LiveState(self._runner.fresh_layers(kv_bits))
+        live = LiveState(self._runner.fresh_layers(form))
         sequence = EngineSequence.begin(
             request, live=live, vocab_size=self._vocab_size, generated=generated
         )
@@ -484,9 +484,9 @@ class Engine:
 
     # -- measurements
 
-    def measure_costs(self, kv_bits: KVBits = "native") -> KVCosts:
-        """Measure the memory of a sequence with these bits by running a short one."""
-        self._prefill_once("costs", tokens=3, kv_bits=kv_bits)
+    def measure_costs(self, form: KVBits = "native") -> KVCosts:
+        """Measure the memory of a sequence in this form by running a short one."""
+        self._prefill_once("costs", tokens=3, form=form)
         live = self._sequences["costs"].live
         costs = KVCosts(
             bytes_per_token=live.bytes_per_token(),
@@ -509,9 +509,7 @@ class Engine:
         self.close("step")
         return max(0, mx.get_peak_memory() - before), mx.get_cache_memory()
 
-    def _prefill_once(
-        self, request_id: RequestId, *, tokens: int, kv_bits: KVBits = "native"
-    ) -> None:
+    def _prefill_once(self, request_id: RequestId, *, tokens: int, form: KVBits = "native") -> None:
         """Open a sequence with a prompt of arbitrary tokens, and prefill it in one step."""
         request = SequenceRequest(
             request_id=request_id,
@@ -519,7 +517,7 @@ class Engine:
             max_tokens=1,
             sampling=SamplingParams(temperature=0.0, seed=0),
         )
-        self.open(request, capacity_tokens=tokens, kv_bits=kv_bits)
+        self.open(request, capacity_tokens=tokens, form=form)
         plan = StepPlan(spans=(Span(request_id=request_id, start=0, tokens=tokens, samples=True),))
         self.collect(self.dispatch(plan))
 

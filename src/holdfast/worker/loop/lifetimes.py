@@ -150,7 +150,7 @@ class Lifetimes:
             generated=tuple(sequence.answer.token_ids),
             # the scheduler may have just decided to preempt it
             capacity_tokens=max(sequence.scheduled.capacity_tokens, sequence.known_tokens),
-            kv_bits=sequence.kv_bits,
+            form=sequence.form,
         )
         sequence.is_open = True
         sequence.scheduled.unquantize()
