@@ -65,12 +65,12 @@ FORMS: Mapping[str, Sequence[str]] = {
         wire.commands.SequenceRequest front.link.model_client._OpenRequest
         worker.scheduler.queue.ScheduledSequence worker.loop.sequences.LiveSequence
         worker.prefix.lookup.Lookup worker.prefix.lookup.ReusePlan worker.prefix.lookup.LiveClaim
-        worker.prefix.lookup.LiveChain worker.engine.sequence.Prefix
+        worker.prefix.lookup.LiveChain
         worker.engine.sequence.EngineSequence worker.scheduler.scheduler.Decision
         worker.engine.plan.StepPlan worker.engine.plan.Span worker.loop.device_steps.DispatchedStep
         worker.engine.sequence.SequenceSpan""".split(),
     "block": """worker.kv.full.FrozenPart worker.kv.live.Snapshot
-        worker.engine.sequence.Prefix worker.prefix.chain.Node
+        worker.prefix.chain.Node
         worker.prefix.chain.Cursor worker.prefix.chain.ChainBlock worker.prefix.chain.ChainState
         store.block.Block store.block.StoredBlock store.block.Entry""".split(),
     "image": """front.images.sources.ImageSource front.images.intake._HeldImages

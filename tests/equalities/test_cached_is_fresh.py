@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from holdfast.wire.events import CacheOutcome
-from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.layer import SnapshotMismatch
 from holdfast.worker.prefix import cache
 from tests.fakes.architectures import KEEPABLE, RESUMES_ANYWHERE, each_of
@@ -160,12 +159,12 @@ def test_blocks_that_cannot_be_restored_are_prefilled_again(
     subject = worker(name)
     whole_open = subject.engine.open
 
-    def unfit(*_: object, prefix: Prefix | None = None, **more: Any) -> int:
-        if prefix is not None:
+    def unfit(*_: object, base: object, snapshots: list[object], **more: Any) -> int:
+        if base is not None or snapshots:
             raise SnapshotMismatch("it does not fit")
         return whole_open(*_, **more)
 
-    def broken(_: object) -> Prefix:
+    def broken(_: object) -> list[object]:
         raise SnapshotMismatch("it is not there")
 
     if where == "engine":
@@ -174,10 +173,10 @@ def test_blocks_that_cannot_be_restored_are_prefilled_again(
     busy = greedy("busy", random_prompt(rng, 50), max_tokens=30)
     script = [[first], *[[]] * 12, [busy], [], [], [second], [], [greedy("third", prompt)]]
     if where == "memory":
-        real = subject.cache.prefix
+        real = subject.cache.snapshots
         monkeypatch.setattr(
             subject.cache,
-            "prefix",
+            "snapshots",
             lambda lookup: broken(lookup) if lookup.cached_tokens else real(lookup),
         )
     inbox = subject.serve(script)

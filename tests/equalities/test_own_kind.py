@@ -22,10 +22,10 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import RowsRunner, Runner, SplitRunner
 from holdfast.worker.engine.plan import CopyPolicy
 from holdfast.worker.engine.probe import choose_layout
-from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.kinds import KINDS
 from holdfast.worker.kv.layer import CheckpointLayout, HeadsForm, LayerKV, keys_and_values
+from holdfast.worker.kv.live import Snapshot
 from tests.fakes.caching_worker import CachingWorker, greedy, one_after_the_other
 from tests.fakes.interleaving import assert_batched_is_alone, begin, span, step
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
@@ -118,11 +118,11 @@ def a_prompt(tokens: int, name: str) -> tuple[int, ...]:
 
 
 def drawn(
-    engine: Engine, request: SequenceRequest, *, prefix: Prefix | None, count: int = 6
+    engine: Engine, request: SequenceRequest, *, prefix: Sequence[Snapshot], count: int = 6
 ) -> list[int]:
     """The answer that is drawn when the sequence starts from `prefix`."""
     prompt = len(request.prompt_token_ids)
-    start = engine.open(request, capacity_tokens=prompt + count, prefix=prefix).tokens
+    start = engine.open(request, capacity_tokens=prompt + count, snapshots=prefix).tokens
     spans = [(start, prompt - start), *((at, 1) for at in range(prompt, prompt + count - 1))]
     drawn = [step(engine, span(*each, name=request.request_id))[0] for each in spans]
     engine.close(request.request_id)
@@ -185,9 +185,9 @@ def test_restored_is_kept_through_bytes() -> None:
         for run in kept
     )
     assert [block.tokens for block in blocks] == [16, 16, 8]
-    restored = drawn(engine, request, prefix=Prefix(blocks=(*blocks[:2], blocks[2].cut(7))))
-    assert restored == drawn(engine, request, prefix=Prefix(blocks=(*kept[:2], kept[2].cut(7))))
-    assert restored == drawn(engine, request, prefix=None)
+    restored = drawn(engine, request, prefix=(*blocks[:2], blocks[2].cut(7)))
+    assert restored == drawn(engine, request, prefix=(*kept[:2], kept[2].cut(7)))
+    assert restored == drawn(engine, request, prefix=())
 
 
 def test_dropped_tokens_leave_no_trace() -> None:

@@ -15,7 +15,6 @@ import pytest
 from holdfast.wire.events import TokenLogprob
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import CopyPolicy, Span
-from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.live import LiveState, Snapshot
 from tests.fakes.architectures import KEEPABLE, each_of, probed
 from tests.fakes.caching_worker import greedy
@@ -44,14 +43,14 @@ class Shelf:
             else:
                 self.states[each.start] = each
 
-    def prefix(self, tokens: int) -> Prefix:
+    def prefix(self, tokens: int) -> list[Snapshot]:
         """The snapshots from which a sequence with `tokens` common tokens can start."""
         runs, end = [], 0
         for run in self.runs:
             if end < tokens:
                 runs.append(run.cut(min(run.tokens, tokens - end)))
                 end += run.tokens
-        return Prefix(blocks=tuple(runs), state=self.states.get(tokens))
+        return [*runs, *([self.states[tokens]] if tokens in self.states else ())]
 
 
 def opened(
@@ -65,8 +64,8 @@ def opened(
 ) -> None:
     """Open a sequence that starts after its first `start` tokens, from the shelf."""
     request = greedy(name, prompt, max_tokens=64, want_logprobs=True, top_logprobs=3)
-    prefix = None if shelf is None or not start else shelf.prefix(start)
-    state = engine.open(request, capacity_tokens=64, prefix=prefix, **more)
+    prefix = [] if shelf is None or not start else shelf.prefix(start)
+    state = engine.open(request, capacity_tokens=64, snapshots=prefix, **more)
     assert state.tokens == start
 
 

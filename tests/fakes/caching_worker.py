@@ -187,6 +187,7 @@ class CachingWorker:
         self.weights = {
             each: replace(
                 weights,
+                form=each,
                 kv_bytes_per_token=held.bytes_per_token if has_measured_costs else 1,
                 fixed_bytes_per_sequence=held.fixed_bytes if has_measured_costs else 0,
                 block_tokens=BLOCK_TOKENS

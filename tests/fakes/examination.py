@@ -10,7 +10,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import load_model
 from holdfast.worker.engine.plan import CopyPolicy, Span, StepPlan
 from holdfast.worker.engine.probe import choose_layout, probe_kv_forms
-from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, to_bytes
 from holdfast.worker.kv.live import LiveState, Snapshot
@@ -293,29 +292,22 @@ class Saved:
             else:
                 self.states[each.start] = each
 
-    def prefix(self, tokens: int) -> Prefix:
+    def prefix(self, tokens: int) -> list[Snapshot]:
         """The snapshots of the first `tokens` tokens."""
         blocks = [block for block in self.blocks if block.start + block.tokens <= tokens]
-        return Prefix(blocks=tuple(blocks), state=self.states.get(tokens))
+        return [*blocks, *([self.states[tokens]] if tokens in self.states else ())]
 
-    def from_bytes(self, tokens: int, payloads: PayloadFormat, form: KVBits) -> Prefix:
+    def from_bytes(self, tokens: int, payloads: PayloadFormat, form: KVBits) -> list[Snapshot]:
         """As `prefix`, but each snapshot is written as bytes and read again."""
-        prefix = self.prefix(tokens)
-        blocks = tuple(
+        return [
             payloads.snapshot(
-                _bytes(to_bytes(block)),
-                start=block.start,
-                tokens=block.tokens,
-                form=form if block.is_quantized else "native",
+                _bytes(to_bytes(each)),
+                start=each.start,
+                tokens=each.tokens,
+                form=form if each.is_quantized or not each.tokens else "native",
             )
-            for block in prefix.blocks
-        )
-        state = prefix.state
-        if state is not None:
-            state = payloads.snapshot(
-                _bytes(to_bytes(state)), start=state.start, tokens=0, form=form
-            )
-        return Prefix(blocks=blocks, state=state)
+            for each in self.prefix(tokens)
+        ]
 
 
 def _bytes(views: tuple[memoryview, ...]) -> list[bytes]:
@@ -355,7 +347,7 @@ class Examined:
         request_id: str,
         prompt: tuple[int, ...],
         *,
-        prefix: Prefix | None = None,
+        prefix: Sequence[Snapshot] = (),
         copy_policy: CopyPolicy | None = None,
         saved: Saved | None = None,
         edges: tuple[int, ...] = (11, BOUNDARY, BOUNDARY + 4),
@@ -373,11 +365,11 @@ class Examined:
         live = self.engine.open(
             request,
             capacity_tokens=64,
-            kv_bits=self.kv_bits,
-            prefix=prefix,
+            form=self.kv_bits,
+            snapshots=prefix,
             copy_policy=copy_policy,
         )
-        assert live.tokens == (0 if prefix is None else BOUNDARY)
+        assert live.tokens == (BOUNDARY if prefix else 0)
         within = range(0, len(prompt), self.block_tokens or len(prompt))
         cuts = sorted({live.tokens, *edges, *within, len(prompt)})
         spans = [

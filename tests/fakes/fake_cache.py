@@ -24,6 +24,9 @@ class NothingLive:
 
     held = HeldMemory()
 
+    def base(self, lookup: Lookup) -> None:
+        """No state is live."""
+
     def begin(self, lookup: Lookup | None, live: LiveChain, state: object) -> LiveChain:
         return live
 
@@ -106,9 +109,9 @@ class FakeCache:
         self._called("advance")
         return not lookup.awaited
 
-    def prefix(self, lookup: Lookup) -> tuple[int, ...] | None:
-        self._called("prefix")
-        return tuple(memoryview(lookup.plan.keys[-1]).cast("I")) if lookup.plan.keys else None
+    def snapshots(self, lookup: Lookup) -> tuple[int, ...]:
+        self._called("snapshots")
+        return tuple(memoryview(lookup.plan.keys[-1]).cast("I"))
 
     def store_snapshots(
         self,

@@ -139,15 +139,16 @@ class FakeEngine:
         *,
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
-        kv_bits: str = "native",
-        prefix: tuple[int, ...] | None = None,
+        form: str = "native",
+        base: None = None,
+        snapshots: Sequence[int] = (),
         copy_policy: object = None,
     ) -> None:
         assert request.request_id not in self.opened
         if RAISES_AT_OPEN in request.prompt_token_ids:
             raise ValueError("cannot be opened")
-        known, cached = [*request.prompt_token_ids, *generated], len(prefix or ())
-        assert known[:cached] == [*(prefix or ())], "restored other tokens than the sequence has"
+        known, cached = [*request.prompt_token_ids, *generated], len(snapshots)
+        assert known[:cached] == [*snapshots], "restored other tokens than the sequence has"
         self.opened[request.request_id] = _Open(request, known, capacity_tokens, cached, cached)
         if cached:
             self.restored.append((request.request_id, cached))

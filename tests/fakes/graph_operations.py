@@ -31,7 +31,6 @@ from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import RowsRunner
 from holdfast.worker.engine.mlx_lm_hooks import ProjectionHook
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.live import LiveBase
 
 VIEWS = set(
@@ -174,12 +173,10 @@ class Turns:
                 max_tokens=STEPS + 1,
                 sampling=GREEDY,
             )
-            prefix = None
+            base = None
             if state is not None:
-                prefix = Prefix(base=LiveBase(state=state, tokens=known, use="moved"))
-            self.states[stream] = self.engine.open(
-                request, capacity_tokens=tokens + 256, prefix=prefix
-            )
+                base = LiveBase(state=state, tokens=known, use="moved")
+            self.states[stream] = self.engine.open(request, capacity_tokens=tokens + 256, base=base)
             span = Span(request_id=name, start=known, tokens=tokens - known, samples=True)
             self.engine.collect(self.engine.dispatch(StepPlan(spans=(span,))))
             positions[name] = tokens

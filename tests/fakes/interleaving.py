@@ -123,7 +123,7 @@ def _random_spans(
             engine.open(
                 _request(index, each),
                 capacity_tokens=rng.choice([1, len(each.prompt), len(each.prompt) + 8]),
-                kv_bits=kv_bits,
+                form=kv_bits,
             )
             each.is_open = True
         if each.read < len(each.prompt):

@@ -39,7 +39,8 @@ def a_scheduler(*, budget_tokens: int = 10_000) -> Scheduler:
 
 def a_sequence(asked: SequenceRequest) -> LiveSequence:
     """A request as the loop accepts it."""
-    return make_loop(FakeEngine(), ScriptInbox([]))._new_sequence(asked, "native")
+    loop = make_loop(FakeEngine(), ScriptInbox([]))
+    return loop._new_sequence(asked, loop._scheduler.usual_costs)
 
 
 def flight_of(plan: StepPlan, sequence: LiveSequence, pending: object) -> DispatchedStep:

@@ -42,9 +42,9 @@ class RecordingEngine(Engine):
         super().__init__(*args, **more)
         self.quantized_at: dict[str, int] = {}
 
-    def quantize(self, request_id: str, kv_bits: KVBits) -> StateBytes:
+    def quantize(self, request_id: str) -> StateBytes:
         self.quantized_at[request_id] = self._sequences[request_id].live.tokens
-        sizes = super().quantize(request_id, kv_bits)
+        sizes = super().quantize(request_id)
         assert sizes.after < sizes.before
         return sizes
 
@@ -87,13 +87,13 @@ def answer_of(
     """Like `alone`, on an engine without other sequences."""
     capacity = len(prompt) + max_tokens
     request = greedy("alone", prompt, max_tokens=max_tokens)
-    engine.open(request, capacity_tokens=capacity, kv_bits=kv_bits)
+    engine.open(request, capacity_tokens=capacity, form=kv_bits)
     answer: list[int] = []
     at = 0
     is_cut = kv_bits != "native" and engine.ends_spans_at_blocks
     while len(answer) < max_tokens:
         if at == quantized_at:
-            Engine.quantize(engine, "alone", "8")
+            Engine.quantize(engine, "alone")
             is_cut = engine.ends_spans_at_blocks
         end = len(prompt) if at < len(prompt) else at + 1
         if quantized_at is not None and at < quantized_at < end:

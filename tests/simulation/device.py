@@ -234,12 +234,12 @@ class ToyRunner(Runner):
         self.is_failing = False  # the next step computes wrong keys and values
 
     def fresh_layers(
-        self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
+        self, form: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
     ) -> list[Layer]:
         first: Layer = FullKV()
-        if kv_bits != "native":
+        if form != "native":
             (pair,) = self._heads_forms
-            first = QuantizedKV(BITS[kv_bits], form=pair, block_tokens=block_tokens)
+            first = QuantizedKV(BITS[form], form=pair, block_tokens=block_tokens)
         match self._weights.second:
             case "none":
                 return [first]

@@ -237,6 +237,7 @@ def _build(
         )
     costs = {
         each: SequenceCosts(
+            form=each,
             kv_bytes_per_token=measured.bytes_per_token,
             fixed_bytes_per_sequence=measured.fixed_bytes,
             draft_bytes_per_token=kv_costs("none")["native"].bytes_per_token if draft_model else 0,

@@ -48,7 +48,7 @@ def tokens_by(
     request = SequenceRequest(
         request_id="a", prompt_token_ids=TokenIds.of(PROMPT), max_tokens=30, sampling=sampling
     )
-    engine.open(request, capacity_tokens=400, kv_bits=kv_bits)
+    engine.open(request, capacity_tokens=400, form=kv_bits)
     spans = [(0, 200), (200, 100), *((300 + at, 1) for at in range(20))]
     found: list[int] = []
     for start, tokens in spans:

@@ -19,6 +19,7 @@ from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.probe import choose_layout, probe_kv_forms
 from holdfast.worker.kv.bits import BITS
 from holdfast.worker.kv.quantized import QuantizedKV
+from tests.fakes.caching_worker import greedy
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 
@@ -52,9 +53,8 @@ def chosen(
     """The form of a request with 400 prompt tokens."""
     found = {"native": cached.get("native", 0), "8": cached.get("eight", 0)}
     return forms.choose(
-        asked,
+        greedy("a", (1,) * 400, kv_bits=asked),
         is_short=is_short,
-        prompt_tokens=400,
         cached_tokens=lambda bits: found[bits],
         fits=lambda bits: bits in fitting,
     )

@@ -390,7 +390,7 @@ def test_growing_layers_are_shared_and_others_restored_from_checkpoints() -> Non
     assert live.frozen_tokens == 40
     base = LiveBase(state=live, tokens=40, use="shared")
     forked = start_from(base, fresh(), is_restored=True)
-    forked.restore((), checkpoint)
+    forked.restore([checkpoint])
     assert forked.tokens == 40
     own = forked.leaves[0]
     assert isinstance(own, RecurrentState)

@@ -106,7 +106,7 @@ def test_forks_match_a_fresh_prefill_and_keep_the_parent(kind: str, use: BaseUse
             assert state.tokens == tokens
             if not keeps_all and any(not leaf.grows for leaf in state.leaves):
                 alone = a_state(kind, known[:tokens])
-                state.restore([], alone.copy_checkpoint())
+                state.restore([alone.copy_checkpoint()])
             state.reserve(tokens + 4)
             assert_same(state, a_state(kind, known[:tokens]))
             read(state, more)
@@ -127,7 +127,7 @@ def test_restored_states_have_fresh_layers_that_do_not_grow(kind: str) -> None:
     assert all((id(leaf) in kept) == leaf.grows for leaf in state.leaves)
     alone = a_state(kind, known)
     if any(not leaf.grows for leaf in state.leaves):
-        state.restore([], alone.copy_checkpoint())
+        state.restore([alone.copy_checkpoint()])
     assert_same(state, alone)
 
 

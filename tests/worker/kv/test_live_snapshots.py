@@ -29,18 +29,19 @@ def read(state: LiveState, tokens: int = TOKENS) -> None:
             leaf.append(keys, -keys)
 
 
-def snapshots(state: LiveState) -> tuple[list[Snapshot], Snapshot]:
+def snapshots(state: LiveState) -> list[Snapshot]:
+    """Two blocks, and the state at their end."""
     blocks = [state.copy_block(start=start, tokens=6) for start in (0, 6)]
-    return blocks, state.copy_checkpoint()
+    return [*blocks, state.copy_checkpoint()]
 
 
 def test_restored_layers_equal_the_copied_ones() -> None:
     first, second = all_kinds(), all_kinds()
     read(first)
-    blocks, checkpoint = snapshots(first)
-    second.restore(blocks, checkpoint)
+    *blocks, checkpoint = snapshots(first)
+    second.restore([*blocks, checkpoint])
     assert second.tokens == TOKENS
-    again, checkpoint_again = snapshots(second)
+    *again, checkpoint_again = snapshots(second)
     assert checkpoint_again.layers == checkpoint.layers
     for one, other in zip(checkpoint_again.arrays, checkpoint.arrays, strict=True):
         assert mx.array_equal(one, other)
@@ -54,7 +55,7 @@ def test_restored_layers_equal_the_copied_ones() -> None:
 def test_the_form_describes_the_copy() -> None:
     state = all_kinds()
     read(state)
-    blocks, checkpoint = snapshots(state)
+    *blocks, checkpoint = snapshots(state)
     form = state.form()
     assert form is not None
     assert not form.resumes_anywhere
@@ -96,20 +97,23 @@ def test_layers_of_another_model_refuse_a_snapshot(fresh: list[Layer], message: 
     state = all_kinds()
     read(state)
     with pytest.raises(SnapshotMismatch, match=message):
-        LiveState(fresh).restore(*snapshots(state))
+        LiveState(fresh).restore(snapshots(state))
 
 
 def test_blocks_with_gaps_and_misplaced_boundaries_are_refused() -> None:
     state = all_kinds()
     read(state)
-    blocks, checkpoint = snapshots(state)
-    for wrong, where, message in (
-        (blocks[1:], checkpoint, "begins at token 6, but the one before it ends at 0"),
-        (blocks[:1], checkpoint, "the checkpoint is at token 12, but the keys and values end at 6"),
-        (blocks, None, "can be resumed only at a checkpoint"),
+    *blocks, checkpoint = snapshots(state)
+    for wrong, message in (
+        ([*blocks[1:], checkpoint], "begins at token 6, but the one before it ends at 0"),
+        (
+            [*blocks[:1], checkpoint],
+            "the checkpoint is at token 12, but the keys and values end at 6",
+        ),
+        (blocks, "can be resumed only at a checkpoint"),
     ):
         with pytest.raises(SnapshotMismatch, match=message):
-            all_kinds().restore(wrong, where)
+            all_kinds().restore(wrong)
 
 
 def test_foreign_state_cannot_be_snapshotted() -> None:

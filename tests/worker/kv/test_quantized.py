@@ -122,7 +122,7 @@ class Sequences(RuleBasedStateMachine):
         ]
         assert all(block.is_quantized for block in blocks if block.tokens == BLOCK)
         restored = self.empty()
-        restored.restore(blocks, None)
+        restored.restore(blocks)
         self.keep(restored)
 
     @precondition(lambda self: hasattr(self, "states"))
@@ -167,7 +167,7 @@ def test_a_block_cut_within_codes_is_continued_by_codes() -> None:
     whole = state.copy_block(start=0, tokens=16)
     assert isinstance(whole, Snapshot)
     restored = LiveState([QuantizedKV((8, 8), form=form, block_tokens=BLOCK)])
-    restored.restore([whole.cut(11), whole.cut(5, offset=11)], None)
+    restored.restore([whole.cut(11), whole.cut(5, offset=11)])
     state.rewind(3)
     first, second = (
         mx.concatenate([part[0] for part in each.leaves[0].parts(17)], axis=2)  # type: ignore[attr-defined]

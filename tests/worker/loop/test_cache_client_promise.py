@@ -20,7 +20,7 @@ from tests.fakes.script_inbox import ScriptInbox, cancel
 METHODS = [
     "lookup",
     "advance",
-    "prefix",
+    "snapshots",
     "store_snapshots",
     "forget",
     "take_forgotten",

@@ -59,12 +59,12 @@ class FaultyEngine(Engine):
 
     def open(self, request: Any, **more: Any) -> LiveState:
         state = super().open(request, **more)
-        self.opened_with[request.request_id].add(more["kv_bits"])
+        self.opened_with[request.request_id].add(more["form"])
         if self.quantized_at[request.request_id]:
             self.converted_when_opened.add(request.request_id)
         return state
 
-    def quantize(self, request_id: str, kv_bits: KVBits) -> StateBytes:
+    def quantize(self, request_id: str) -> StateBytes:
         at = self._sequences[request_id].live.tokens
         left = self.layers_before_failure
         self.layers_before_failure = None
@@ -79,7 +79,7 @@ class FaultyEngine(Engine):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(FullKV, "release", fail)
-            sizes = super().quantize(request_id, kv_bits)
+            sizes = super().quantize(request_id)
         self.quantized_at[request_id].append(at)
         return sizes
 

@@ -167,7 +167,7 @@ def test_quantized_values_that_exceed_the_type_of_their_scales_are_not_stored() 
     """The scales of float32 values are float16, whose largest value is 65504."""
     made = wide_worker("llama", kv_bits="8")
     chain = prompt(512)
-    made.engine.open(greedy("a", chain), capacity_tokens=512, kv_bits="8")
+    made.engine.open(greedy("a", chain), capacity_tokens=512, form="8")
     for start in (0, 256):
         span = Span(request_id="a", start=start, tokens=256, samples=False)
         made.engine.collect(made.engine.dispatch(StepPlan(spans=(span,))))
@@ -190,7 +190,7 @@ def test_a_quantized_block_longer_than_its_chain_is_not_stored(known: int) -> No
     """No sequence could continue within it."""
     made = wide_worker("llama", kv_bits="8")
     chain = prompt(512)
-    made.engine.open(greedy("a", chain), capacity_tokens=512, kv_bits="8")
+    made.engine.open(greedy("a", chain), capacity_tokens=512, form="8")
     span = Span(request_id="a", start=0, tokens=512, samples=False)
     made.engine.collect(made.engine.dispatch(StepPlan(spans=(span,))))
     kept = made.engine.copy_remaining("a")

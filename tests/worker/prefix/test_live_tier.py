@@ -14,9 +14,8 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import CacheOutcome, CacheReport
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.layouts import choose_sharing
-from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.layer import SnapshotMismatch
-from holdfast.worker.kv.live import LiveState, all_bytes
+from holdfast.worker.kv.live import LiveBase, LiveState, all_bytes
 from holdfast.worker.prefix import live_tier
 from holdfast.worker.prefix.lookup import LiveChain
 from tests.fakes.architectures import probed
@@ -166,10 +165,10 @@ def test_a_failed_start_from_a_moved_state_falls_back_to_blocks(
     assert kept == 111
     whole_open, opened = subject.engine.open, []
 
-    def unfit(*args: Any, prefix: Prefix | None = None, **more: Any) -> LiveState:
-        opened.append(prefix)
-        state = whole_open(*args, prefix=prefix, **more)
-        if prefix is not None and prefix.base is not None:
+    def unfit(*args: Any, base: LiveBase | None, **more: Any) -> LiveState:
+        opened.append(base)
+        state = whole_open(*args, base=base, **more)
+        if base is not None:
             subject.engine.close(args[0].request_id)
             raise SnapshotMismatch("it does not fit")
         return state

@@ -32,7 +32,6 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.drafting.suffix import MOST_DRAFTED, DraftRates
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.plan import Span, SpanResult, StepPlan
-from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.live import LiveBase, LiveState, Snapshot
 
 # how often a drafted token is right, by the number of right ones before it, before any is measured
@@ -185,32 +184,48 @@ class DraftModel:
             return None
         request = self._draft_request(request)
         kept, shared = self._best_cached(request, tokens)
-        prefix = None
         if kept is not None:
             self._engine.close(kept.name)
             del self._cached[kept.name]
-            prefix = _prefix_of(kept, shared)
-        draft = self._opened(request, generated, prefix)
-        draft.tokens = tokens
-        return draft
-
-    def _opened(
-        self, request: SequenceRequest, generated: Sequence[int], prefix: Prefix | None
-    ) -> DraftState:
-        capacity_tokens = _capacity_for(len(request.prompt_token_ids) + len(generated))
-        live = self._engine.open(
-            request, generated=tuple(generated), capacity_tokens=capacity_tokens, prefix=prefix
-        )
+        capacity_tokens = _capacity_for(len(tokens))
         draft = DraftState(
             name=request.request_id,
             request=request,
             rates=DraftRates(self._rates),
-            live=live,
-            tokens=_tokens_of(request, ()),
+            live=self._opened(request, generated, capacity_tokens, kept=kept, shared=shared),
+            tokens=tokens,
             capacity_tokens=capacity_tokens,
         )
         self._drafts[draft.name] = draft
         return draft
+
+    def _opened(
+        self,
+        request: SequenceRequest,
+        generated: Sequence[int],
+        capacity_tokens: int,
+        *,
+        kept: DraftState | None,
+        shared: int,
+    ) -> LiveState:
+        """Open a sequence that takes over the first `shared` tokens of a kept state, or those before
+        the checkpoint if the state cannot go back to them.
+        """
+        base = None
+        snapshots: tuple[Snapshot, ...] = ()
+        if kept is not None:
+            if not kept.live.can_rewind(shared):
+                assert kept.checkpoint is not None, "the state cannot go back"
+                shared = kept.checkpoint.start
+                snapshots = (kept.checkpoint,)
+            base = LiveBase(state=kept.live, tokens=shared, use="moved")
+        return self._engine.open(
+            request,
+            generated=tuple(generated),
+            capacity_tokens=capacity_tokens,
+            base=base,
+            snapshots=snapshots,
+        )
 
     def _draft_request(self, request: SequenceRequest) -> SequenceRequest:
         """A copy of the request with its own id and only the fields that affect drafts."""
@@ -363,12 +378,9 @@ class DraftModel:
     def _reopen(self, draft: DraftState, generated: Sequence[int], shared: int) -> None:
         """Go back to the checkpoint before the last draft, or begin again."""
         self._engine.close(draft.name)
-        prefix = _prefix_of(draft, shared) if _can_return(draft, shared) else None
-        draft.live = self._engine.open(
-            draft.request,
-            generated=tuple(generated),
-            capacity_tokens=draft.capacity_tokens,
-            prefix=prefix,
+        kept = draft if _can_return(draft, shared) else None
+        draft.live = self._opened(
+            draft.request, generated, draft.capacity_tokens, kept=kept, shared=shared
         )
 
     def _measure_passes(self, sequences: int, seconds: float) -> None:
@@ -406,16 +418,6 @@ def _common(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
 def _can_return(draft: DraftState, tokens: int) -> bool:
     checkpoint = draft.checkpoint
     return draft.live.can_rewind(tokens) or (checkpoint is not None and checkpoint.start <= tokens)
-
-
-def _prefix_of(draft: DraftState, tokens: int) -> Prefix:
-    """The beginning of a state, as another sequence takes it over."""
-    if draft.live.can_rewind(tokens):
-        return Prefix(base=LiveBase(state=draft.live, tokens=tokens, use="moved"))
-    checkpoint = draft.checkpoint
-    assert checkpoint is not None, "the state cannot go back"
-    base = LiveBase(state=draft.live, tokens=checkpoint.start, use="moved")
-    return Prefix(base=base, state=checkpoint)
 
 
 def _bytes_of(live: LiveState) -> int:

@@ -44,15 +44,15 @@ from holdfast.worker.engine.sampling import (
 )
 from holdfast.worker.engine.sequence import (
     EngineSequence,
-    Prefix,
     SequenceSpan,
     copy_due_state,
     copy_everything,
 )
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.bits import BITS, KVBits
+from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, BITS, KVBits
 from holdfast.worker.kv.live import (
     Conversion,
+    LiveBase,
     LiveState,
     ModelForm,
     Snapshot,
@@ -210,36 +210,39 @@ class Engine:
         *,
         generated: tuple[int, ...] = (),
         capacity_tokens: int,
-        kv_bits: KVBits = "native",
-        prefix: Prefix | None = None,
+        form: KVBits = "native",
+        base: LiveBase | None = None,
+        snapshots: Sequence[Snapshot] = (),
         copy_policy: CopyPolicy | None = None,
     ) -> LiveState:
         """Open a sequence, or reopen it after a preemption with the tokens that it had generated.
 
-        Returns the sequence's live state; the tokens that it already has need no prefill. kv_bits:
-        how keys and values are held. prefix: cached state to start from, with the same `kv_bits`.
-        copy_policy: when to copy state for the prefix cache. Raises
-        SnapshotMismatch if the prefix does not fit the model, and InvalidRequest if the grammar is
-        invalid or the model cannot embed; then the sequence is not open.
+        Returns the sequence's live state; the tokens that it already has need no prefill. form:
+        how keys and values are held. base, snapshots: the cached prefix to start from, in the
+        same form: a live state, then blocks and the state at their end. copy_policy: when to
+        copy state for the prefix cache. Raises SnapshotMismatch if the prefix does not fit the
+        model, and InvalidRequest if the grammar is invalid or the model cannot embed; then the
+        sequence is not open.
         """
         assert request.request_id not in self._sequences, f"sequence {request.request_id} is open"
         if request.pooling is not None and not self.embedding_dimensions:
             raise NoEmbeddings
-        live = LiveState(self._runner.fresh_layers(kv_bits))
+        live = LiveState(self._runner.fresh_layers(form))
         sequence = EngineSequence.begin(
             request, live=live, vocab_size=self._vocab_size, generated=generated
         )
         sequence.constraint = self._constraints.for_request(request, generated=generated)
         # Last, because a live state that is moved here would be lost if the request were refused
         # later.
-        if prefix is not None:
-            sequence.start_from(prefix)
+        sequence.start_from(base, snapshots)
         if request.images:
             if self.images is None:
                 raise InvalidRequest(_NO_IMAGES)
             sequence.images = self.images.open(request)
         sequence.live.reserve(capacity_tokens)
         sequence.copy_policy = copy_policy
+        if copy_policy is not None:
+            sequence.copied_tokens = copy_policy.cached_tokens
         self._sequences[request.request_id] = sequence
         return sequence.live
 
@@ -351,11 +354,10 @@ class Engine:
         )
 
     def conversions(
-        self, request_ids: Iterable[RequestId], kv_bits: KVBits
+        self, request_ids: Iterable[RequestId]
     ) -> Iterator[tuple[tuple[RequestId, ...], Conversion]]:
-        """Yield sets of open sequences that could be quantized, with the effect on memory: first
-        single sequences, then groups that share tokens; the longest first in both. Sequences that
-        `quantize` cannot convert are omitted.
+        """Yield sets of open sequences that `quantize` could convert, with the effect on memory: first
+        single sequences, then groups that share tokens; the longest first in both.
         """
         able: dict[RequestId, LiveState] = {}
         groups: dict[object, tuple[RequestId, ...]] = {}
@@ -368,12 +370,13 @@ class Engine:
         singles = [(request_id,) for request_id in able]
         for kind in (singles, [group for group in groups.values() if len(group) > 1]):
             counted = [
-                (each, Conversion.of([able[name] for name in each], BITS[kv_bits])) for each in kind
+                (each, Conversion.of([able[name] for name in each], BITS[AUTO_WHEN_SHORT]))
+                for each in kind
             ]
             yield from sorted(counted, key=lambda each: each[1].tokens, reverse=True)
 
-    def quantize(self, request_id: RequestId, kv_bits: KVBits) -> StateBytes:
-        """Quantize the keys and values of an open sequence. From then on, none of its state is
+    def quantize(self, request_id: RequestId) -> StateBytes:
+        """Quantize the keys and values of an open sequence, to `AUTO_WHEN_SHORT`. From then on, none of its state is
         copied for the prefix cache, because later keys and values depend on when it was quantized.
         Waits for the device. No pending step may contain the sequence.
 
@@ -382,7 +385,7 @@ class Engine:
         sequence = self._sequences[request_id]
         sequence.trim()
         before = sum(array.nbytes for array in sequence.live.arrays())
-        sequence.live.quantize(self._runner.fresh_layers(kv_bits))
+        sequence.live.quantize(self._runner.fresh_layers(AUTO_WHEN_SHORT))
         sequence.copy_policy = None
         after = sum(array.nbytes for array in sequence.live.arrays())
         return StateBytes(before=before, after=after)
@@ -481,9 +484,9 @@ class Engine:
 
     # -- measurements
 
-    def measure_costs(self, kv_bits: KVBits = "native") -> KVCosts:
-        """Measure the memory of a sequence with these bits by running a short one."""
-        self._prefill_once("costs", tokens=3, kv_bits=kv_bits)
+    def measure_costs(self, form: KVBits = "native") -> KVCosts:
+        """Measure the memory of a sequence in this form by running a short one."""
+        self._prefill_once("costs", tokens=3, form=form)
         live = self._sequences["costs"].live
         costs = KVCosts(
             bytes_per_token=live.bytes_per_token(),
@@ -506,9 +509,7 @@ class Engine:
         self.close("step")
         return max(0, mx.get_peak_memory() - before), mx.get_cache_memory()
 
-    def _prefill_once(
-        self, request_id: RequestId, *, tokens: int, kv_bits: KVBits = "native"
-    ) -> None:
+    def _prefill_once(self, request_id: RequestId, *, tokens: int, form: KVBits = "native") -> None:
         """Open a sequence with a prompt of arbitrary tokens, and prefill it in one step."""
         request = SequenceRequest(
             request_id=request_id,
@@ -516,7 +517,7 @@ class Engine:
             max_tokens=1,
             sampling=SamplingParams(temperature=0.0, seed=0),
         )
-        self.open(request, capacity_tokens=tokens, kv_bits=kv_bits)
+        self.open(request, capacity_tokens=tokens, form=form)
         plan = StepPlan(spans=(Span(request_id=request_id, start=0, tokens=tokens, samples=True),))
         self.collect(self.dispatch(plan))
 

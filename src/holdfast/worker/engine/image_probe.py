@@ -23,9 +23,9 @@ from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.probe import LAYOUT_ERRORS, is_close
-from holdfast.worker.engine.sequence import EngineSequence, Prefix, SequenceSpan, copy_everything
+from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan, copy_everything
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.live import LiveState
+from holdfast.worker.kv.live import LiveState, Snapshot
 from holdfast.worker.vision.images import WorkerImages
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _ImagePrompt:
         )
 
     def sequence(
-        self, runner: Runner, images: WorkerImages, prefix: Prefix | None = None
+        self, runner: Runner, images: WorkerImages, snapshots: Sequence[Snapshot] = ()
     ) -> EngineSequence:
         keyed = list(self.token_ids)
         for span in self.spans:
@@ -71,8 +71,7 @@ class _ImagePrompt:
         )
         live = LiveState(runner.fresh_layers())
         sequence = EngineSequence.begin(request, live=live, vocab_size=1)
-        if prefix is not None:
-            sequence.start_from(prefix)
+        sequence.start_from(None, snapshots)
         sequence.images = images.open(request)
         sequence.live.reserve(len(keyed))
         return sequence
@@ -181,7 +180,7 @@ def _from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.a
     _read(runner, images, first, [case.spans[0].end])
     copies = copy_everything(first)
     mx.eval([each.outputs for each in copies])
-    continued = case.sequence(runner, images, Prefix.of(copies))
+    continued = case.sequence(runner, images, copies)
     return _read(runner, images, continued, [len(case.token_ids)])
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from holdfast.config import KVBitsChoice
 from holdfast.errors import InvalidRequest
+from holdfast.wire.commands import SequenceRequest
 from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, KVBits
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
@@ -59,9 +60,9 @@ class KVForms:
         """The form of a request that does not choose one, while memory does not run short."""
         return "native" if self.default == "auto" else self.default
 
-    def is_automatic(self, requested: KVBitsChoice | Literal[""]) -> bool:
-        """Whether the server chooses the form of a request. requested: its `kv_bits`; empty: unset."""
-        return (requested or self.default) == "auto"
+    def is_automatic(self, request: SequenceRequest) -> bool:
+        """Whether the server chooses the form of a request."""
+        return (request.kv_bits or self.default) == "auto"
 
     def is_worth_it(self, conversion: Conversion) -> bool:
         """Whether quantizing running sequences saves enough memory. Short sequences save little,
@@ -80,26 +81,24 @@ class KVForms:
 
     def choose(
         self,
-        requested: KVBitsChoice | Literal[""],
+        request: SequenceRequest,
         *,
         is_short: bool,
-        prompt_tokens: int,
         cached_tokens: Callable[[KVBits], int],
         fits: Callable[[KVBits], bool],
     ) -> KVBits:
         """Choose the form of a new sequence. Raises InvalidRequest if the model does not support
         the form that the request asks for.
 
-        requested: the `kv_bits` of the request; empty: not set. is_short: whether memory runs short, or
-        the sequence would have to wait for memory in its native form. cached_tokens: returns how
-        many tokens of the prompt need no prefill in a form. fits: returns whether the sequence fits
-        the KV budget in a form if it runs alone.
+        is_short: whether memory runs short, or the sequence would have to wait for memory in its
+        native form. cached_tokens: returns how many tokens of the prompt need no prefill in a form.
+        fits: returns whether the sequence fits the KV budget in a form if it runs alone.
 
         "auto" is native unless memory is short now, regardless of earlier choices and
         requests. While memory is short, a native prefix counts only if it is more than half of the
         prompt; otherwise, prefilling again usually takes less time than waiting for memory.
         """
-        wanted = requested or self.default
+        wanted = request.kv_bits or self.default
         if wanted != "auto":
             if wanted == "native" or not (reason := self.refusal(wanted)):
                 return wanted
@@ -117,7 +116,8 @@ class KVForms:
         if not is_short:
             return "native"
         native = cached_tokens("native")
-        is_mostly_native = native > max(cached_tokens(AUTO_WHEN_SHORT), prompt_tokens // 2)
+        half = len(request.prompt_token_ids) // 2
+        is_mostly_native = native > max(cached_tokens(AUTO_WHEN_SHORT), half)
         return "native" if is_mostly_native else AUTO_WHEN_SHORT
 
 

@@ -80,22 +80,22 @@ class Runner(ABC):
         return 0 if self._head is None else self._head.hidden_size
 
     def fresh_layers(
-        self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
+        self, form: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
     ) -> list[Layer]:
         """Empty layers for a new sequence. Raises LayoutError if a layer does not support this
         layout.
 
-        kv_bits: how layers that keep every token hold keys and values; quantized ones require
+        form: how layers that keep every token hold keys and values; quantized ones require
         `set_form` and an empty `refusal`. block_tokens: the length of the blocks of tokens that
         are quantized as a whole.
         """
         layers = empty_layers(self._model)
-        if kv_bits != "native":
+        if form != "native":
             pairs = iter(self._heads_forms)
             layers = [
                 layer.with_leaves(
                     QuantizedKV(
-                        BITS[kv_bits],
+                        BITS[form],
                         form=next(pairs),
                         block_tokens=block_tokens,
                         dequantize=self.backend.dequantize,
@@ -326,7 +326,7 @@ class SoloRunner(Runner):
     mixes_chunks = False
 
     def fresh_layers(
-        self, kv_bits: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
+        self, form: KVBits = "native", *, block_tokens: int = BLOCK_TOKENS
     ) -> list[Layer]:
         return [ForeignState(cache) for cache in mlx_lm_caches(self._model)]
 

@@ -104,8 +104,11 @@ class CopyPolicy:
 
     Layers that keep every token are copied after each `block_tokens` tokens; all layers are copied
     at each boundary.
+
+    cached_tokens: the first tokens of the sequence, whose keys and values the cache already has.
     """
 
     block_tokens: int = BLOCK_TOKENS
+    cached_tokens: int = 0
     # token positions; the scheduler must end a span at each of them
     boundaries: frozenset[int] = frozenset()

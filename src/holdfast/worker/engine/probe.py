@@ -217,7 +217,7 @@ def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
     runner.reason += "; adapters share forward passes"
 
 
-def why_form_is_unusable(kv_bits: KVBits, runner: Runner, *, vocab_size: int) -> str:
+def why_form_is_unusable(form: KVBits, runner: Runner, *, vocab_size: int) -> str:
     """Test a form of quantized keys and values. Returns why it cannot be used, or an empty text.
 
     The results may differ from those of the model by rounding, but only as much as
@@ -226,7 +226,7 @@ def why_form_is_unusable(kv_bits: KVBits, runner: Runner, *, vocab_size: int) ->
     short = _probe_sequences(runner.model, vocab_size, prompt=0)[1:2]
     reference = _Reference(runner.model, short)
     try:
-        got = _run_staggered(runner, short, kv_bits)
+        got = _run_staggered(runner, short, form)
     except LAYOUT_ERRORS as error:
         return _first_line(error)
     divergence = float(np.median(reference.divergences(got)))
@@ -239,7 +239,7 @@ def why_form_is_unusable(kv_bits: KVBits, runner: Runner, *, vocab_size: int) ->
 def probe_kv_forms(
     engine: Engine, runner: Runner, *, default: KVBitsChoice, vocab_size: int
 ) -> KVForms:
-    """Which values of `kv_bits` a model supports, and the memory of each. Device thread only."""
+    """Which forms of keys and values a model supports, and the memory of each. Device thread only."""
     native = engine.measure_costs()
     costs: dict[KVBits, KVCosts] = {"native": native}
     if native.form is None:
@@ -248,7 +248,7 @@ def probe_kv_forms(
         runner.set_form(native.form)
         reason = runner.refusal()
     if not reason:
-        costs |= {kv_bits: engine.measure_costs(kv_bits) for kv_bits in BITS}
+        costs |= {form: engine.measure_costs(form) for form in BITS}
     forms = KVForms(
         default=default,
         costs=costs,
@@ -577,13 +577,13 @@ def _expected_logits(model: Any, case: _ProbeSequence, adapters: Adapters | None
 
 
 def _run_staggered(
-    runner: Runner, cases: tuple[_ProbeSequence, ...], kv_bits: KVBits = "native"
+    runner: Runner, cases: tuple[_ProbeSequence, ...], form: KVBits = "native"
 ) -> list[mx.array]:
     """Run the cases in steps, as the scheduler would. Returns, for each case, logits of the same
     shape as `_expected_logits`.
     """
     live = [
-        _sequence(case, runner.fresh_layers(kv_bits, block_tokens=PROBED_BLOCK_TOKENS), index)
+        _sequence(case, runner.fresh_layers(form, block_tokens=PROBED_BLOCK_TOKENS), index)
         for index, case in enumerate(cases)
     ]
     queues = [

@@ -28,28 +28,6 @@ from holdfast.worker.kv.live import (
 from holdfast.worker.vision.model import Positions, SequenceImages, text_positions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
-    """The cached prefix that a sequence starts from: a live state, then adjoining blocks, and the
-    checkpoint at their end (`state`). Each of these may be missing.
-
-    kept_tokens: how many tokens of the prefix are in blocks of the cache, so that they need not be
-        copied again; None: all.
-    """
-
-    base: LiveBase | None = None
-    blocks: tuple[Snapshot, ...] = ()
-    state: Snapshot | None = None
-    kept_tokens: int | None = None
-
-    @staticmethod
-    def of(snapshots: Sequence[Snapshot]) -> Prefix:
-        """The prefix of these blocks, and of the state at their end if it is among them."""
-        blocks = tuple(each for each in snapshots if each.tokens)
-        state = next((each for each in snapshots if not each.tokens), None)
-        return Prefix(blocks=blocks, state=state)
-
-
 @dataclass(slots=True)
 class EngineSequence:
     """One sequence in the engine.
@@ -95,15 +73,16 @@ class EngineSequence:
             request=request, known_token_ids=mx.array(numbers), live=live, sampler=sampler
         )
 
-    def start_from(self, prefix: Prefix) -> None:
-        """Restore a cached prefix. Lazy. Raises SnapshotMismatch if it does not fit the model."""
-        if prefix.base is not None:
-            self.live = start_from(
-                prefix.base, self.live.layers, is_restored=prefix.state is not None
-            )
-        if prefix.blocks or prefix.state is not None:
-            self.live.restore(prefix.blocks, prefix.state)
-        self.copied_tokens = self.live.tokens if prefix.kept_tokens is None else prefix.kept_tokens
+    def start_from(self, base: LiveBase | None, snapshots: Sequence[Snapshot]) -> None:
+        """Restore a cached prefix: the tokens of a live state, then adjoining blocks, and the state
+        at their end. Each of these may be missing. Lazy. Raises SnapshotMismatch if it does not fit
+        the model.
+        """
+        if base is not None:
+            is_restored = any(not each.tokens for each in snapshots)
+            self.live = start_from(base, self.live.layers, is_restored=is_restored)
+        if snapshots:
+            self.live.restore(snapshots)
 
     def trim(self) -> None:
         """Release arrays that only the last forward pass needed. Call it once that is laid out."""

@@ -346,15 +346,19 @@ class LiveState:
         layouts = [leaf.layout() for leaf in growing]
         _restore(growing, block.arrays, layouts, end=self.tokens)
 
-    def restore(self, blocks: Sequence[Snapshot], checkpoint: Snapshot | None) -> None:
+    def restore(self, snapshots: Sequence[Snapshot]) -> None:
         """Append adjoining blocks to the layers that grow, and restore the other layers from the
-        checkpoint. Lazy.
+        state at their end. Lazy.
 
         Raises SnapshotMismatch when kinds, shapes or positions do not fit; the state is then
         unusable.
         """
-        for block in blocks:
-            self.append_block(block)
+        checkpoint: Snapshot | None = None
+        for each in snapshots:
+            if each.tokens:
+                self.append_block(each)
+            else:
+                checkpoint = each
         if not self.fixed:
             return
         if checkpoint is None:

@@ -148,16 +148,21 @@ class CacheClient:
         """Whether later requests may start from state that is computed for this request."""
         return request.is_kept and self._cache_for(request) is not None
 
-    def cached_tokens(self, request: SequenceRequest, kv_bits: KVBits) -> int:
-        """The number of tokens of a request's prompt that need no prefill in a form (`kv_bits`). An
-        estimate: the prefix is not pinned and may be evicted.
+    def root_of(self, sequence: LiveSequence) -> Root:
+        """The root of the chain of a sequence. There must be a cache."""
+        assert self._cache is not None
+        return self._cache.index.root(tenant=sequence.request.tenant, form=sequence.form)
+
+    def cached_tokens(self, request: SequenceRequest, form: KVBits) -> int:
+        """The number of tokens of a request's prompt that need no prefill in a form of keys and
+        values. An estimate: the prefix is not pinned and may be evicted.
         """
         cache = self._cache_for(request)
         if cache is None:
             return 0
         return cache.cached_tokens(
             request.prompt_token_ids.packed,
-            root=cache.index.root(tenant=request.tenant, form=kv_bits),
+            root=cache.index.root(tenant=request.tenant, form=form),
             may_move=request.is_kept,
         )
 
@@ -207,7 +212,7 @@ class CacheClient:
         reusable = _lookup_chain(sequence, chain)
         start.lookup = lookup = cache.lookup(
             reusable,
-            root=_root(cache, sequence),
+            root=self.root_of(sequence),
             in_blocks_only=start.trust is Trust.BLOCKS,
             may_move=request.is_kept,
         )
@@ -383,7 +388,8 @@ class CacheClient:
         start = sequence.start
         lookup = start.lookup
         cache = self._cache_for(request)
-        prefix = None
+        base = None
+        snapshots: Sequence[Snapshot] = ()
         keep = None
         began_at = self._clock()
         start.begin()
@@ -392,20 +398,26 @@ class CacheClient:
             self._report(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
             self._report(sequence, CacheOutcome.FAILED)
-            start.cursor = Cursor(_root(cache, sequence))
+            start.cursor = Cursor(self.root_of(sequence))
         elif lookup.cached_tokens:
-            prefix = cache.prefix(lookup)
+            snapshots = cache.snapshots(lookup)
+            base = cache.live.base(lookup)
         restored_at = self._clock()
         if cache is not None and request.is_kept:
             with log_failure("the KV of request %s is not cached", sequence.id):
                 marks = self.boundaries(request) or (sequence.prompt_tokens,)
-                keep = CopyPolicy(block_tokens=BLOCK_TOKENS, boundaries=frozenset(marks))
+                keep = CopyPolicy(
+                    block_tokens=BLOCK_TOKENS,
+                    cached_tokens=0 if lookup is None else lookup.plan.tokens,
+                    boundaries=frozenset(marks),
+                )
         state = self._engine.open(
             request,
             generated=tuple(sequence.answer.token_ids),
             capacity_tokens=sequence.scheduled.capacity_tokens,
-            kv_bits=sequence.kv_bits,
-            prefix=prefix,
+            form=sequence.form,
+            base=base,
+            snapshots=snapshots,
             copy_policy=keep,
         )
         sequence.is_open = True
@@ -526,7 +538,7 @@ class CacheClient:
         """Remember a prompt that an earlier worker prefilled as idle work."""
         self._read_ahead.add_run(run)
 
-    def quantize(self, sequence: LiveSequence, kv_bits: KVBits) -> StateBytes:
+    def quantize(self, sequence: LiveSequence) -> StateBytes:
         """Quantize the state of an open sequence. No pending step may contain the sequence. Its
         later results are not cached. Raises what the device raises.
         """
@@ -535,7 +547,7 @@ class CacheClient:
         if live is not None:
             assert self._cache is not None
             self._cache.live.seclude(live)
-        sizes = self._engine.quantize(sequence.id, kv_bits)
+        sizes = self._engine.quantize(sequence.id)
         sequence.is_quantized = True
         if live is not None and live.state is not None and live.state.can_share:
             live.held_tokens = live.state.frozen_tokens
@@ -741,15 +753,12 @@ class ReadAheadRuns:
         return found
 
 
-def _root(cache: PrefixCache, sequence: LiveSequence) -> Root:
-    return cache.index.root(tenant=sequence.request.tenant, form=sequence.kv_bits)
-
-
 def _in_flight_tenant(sequence: LiveSequence) -> str:
     """The tenant name under which a sequence waits for others that prefill the same prefix. The
-    name contains `kv_bits`, because only sequences with the same bits compute the same KV.
+    name contains the form of keys and values, because only sequences in the same form compute the
+    same KV.
     """
-    return f"{sequence.kv_bits} {sequence.request.tenant}"
+    return f"{sequence.form} {sequence.request.tenant}"
 
 
 def _lookup_chain(sequence: LiveSequence, chain: bytes) -> bytes:

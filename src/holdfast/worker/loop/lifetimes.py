@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import InvalidRequest
 from holdfast.wire.events import FinishReason, WaitReason
 from holdfast.wire.requests import RequestId
-from holdfast.worker.kv.bits import KVBits
+from holdfast.worker.kv.bits import AUTO_WHEN_SHORT
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
@@ -64,14 +64,15 @@ class Lifetimes:
             logger.exception("request %s could not be given more memory", sequence.id)
             self.drop(sequence, FinishReason.FAILED, error=f"no memory for the request: {failure}")
 
-    def quantize(self, sequence: LiveSequence, kv_bits: KVBits, costs: SequenceCosts) -> None:
+    def quantize(self, sequence: LiveSequence, costs: SequenceCosts) -> None:
         """Quantize the state of an open sequence, and reserve less memory for it. No pending step
-        may contain the sequence. costs: its new costs in the scheduler. If the device fails, the sequence stays unquantized.
+        may contain the sequence. costs: its new costs in the scheduler. If the device fails, the
+        sequence stays unquantized.
         """
         sizes = None
         try:
             with device_call():
-                sizes = self._cache.quantize(sequence, kv_bits)
+                sizes = self._cache.quantize(sequence)
         except DeviceFailed:
             logger.exception("the KV of request %s could not be quantized", sequence.id)
         if sizes is None:  # not in the except block, where the traceback keeps arrays alive
@@ -85,7 +86,7 @@ class Lifetimes:
             "it takes %.1f MiB instead of %.1f MiB",
             sequence.id,
             sequence.known_tokens,
-            kv_bits,
+            AUTO_WHEN_SHORT,
             sizes.after / (1 << 20),
             sizes.before / (1 << 20),
         )
@@ -149,7 +150,7 @@ class Lifetimes:
             generated=tuple(sequence.answer.token_ids),
             # the scheduler may have just decided to preempt it
             capacity_tokens=max(sequence.scheduled.capacity_tokens, sequence.known_tokens),
-            kv_bits=sequence.kv_bits,
+            form=sequence.form,
         )
         sequence.is_open = True
         sequence.scheduled.unquantize()

@@ -77,8 +77,8 @@ class ModelOptions:
     """What the loop must know about its model in addition to the engine.
 
     retry_chunk_tokens: the largest prompt chunk when a failed step is retried.
-    adapters: the names of the model's LoRA adapters. forms: the supported values of `kv_bits`.
-    costs: the KV memory that a sequence takes with each value; empty: the scheduler's default.
+    adapters: the names of the model's LoRA adapters. forms: the supported forms of keys and
+    values. costs: the KV memory that a sequence takes in each; empty: the scheduler's default.
     speculates: whether steps verify drafts. draft_model: makes some of the drafts; None: there is
         none.
     """
@@ -318,20 +318,20 @@ class WorkerLoop:
             self._ledger.reject(request, SHUTTING_DOWN)
             return
         try:
-            kv_bits = self._choose_kv_bits(
+            costs = self._choose_costs(
                 request, is_short=self._memory is not None and self._memory.is_short
             )
         except InvalidRequest as refusal:
             self._ledger.reject(request, refusal)
             return
         if request.is_idle_work:
-            self._idle.accept(self._new_sequence(request, kv_bits))
+            self._idle.accept(self._new_sequence(request, costs))
             self._drop_idle_work_of_closed(request)
             return
         self._complete_idle_work()
         self._idle.give_way(request)
         self._complete_for_closed_sequences()
-        sequence = self._new_sequence(request, kv_bits)
+        sequence = self._new_sequence(request, costs)
         try:
             self._scheduler.submit(sequence.scheduled)
         except (QueueFull, InvalidRequest) as refusal:
@@ -342,7 +342,7 @@ class WorkerLoop:
         self._ledger.accept(sequence)
         self._cache.look_up(sequence)
 
-    def _new_sequence(self, request: SequenceRequest, kv_bits: KVBits) -> LiveSequence:
+    def _new_sequence(self, request: SequenceRequest, costs: SequenceCosts) -> LiveSequence:
         return LiveSequence(
             request=request,
             scheduled=ScheduledSequence(
@@ -350,14 +350,13 @@ class WorkerLoop:
                 prompt_tokens=len(request.prompt_token_ids),
                 max_tokens=request.max_tokens,
                 generated_tokens=len(request.generated_token_ids),
-                costs=self._model.costs.get(kv_bits, self._scheduler.usual_costs),
+                costs=costs,
                 boundaries=self._cache.boundaries(request),
                 indivisible=self._engine.indivisible(request),
                 service=request.service,
                 is_idle_work=request.is_idle_work,
                 scores_prompt=request.want_prompt_logprobs,
             ),
-            kv_bits=kv_bits,
             times=Times(self._clock()),
         )
 
@@ -370,22 +369,24 @@ class WorkerLoop:
         if not self._sessions.is_open(request.session_id, tenant=request.tenant):
             self._idle.forget_session(request.session_id, tenant=request.tenant)
 
-    def _choose_kv_bits(self, request: SequenceRequest, *, is_short: bool) -> KVBits:
-        prompt_tokens = len(request.prompt_token_ids)
+    def _choose_costs(self, request: SequenceRequest, *, is_short: bool) -> SequenceCosts:
+        """The memory of a new sequence in the form of keys and values that is best for it now.
+        Raises InvalidRequest.
+        """
 
-        def fits(kv_bits: KVBits) -> bool:
-            costs = self._model.costs.get(kv_bits)
+        def fits(form: KVBits) -> bool:
+            costs = self._model.costs.get(form)
             return costs is None or self._scheduler.fits_alone(
-                costs, prompt_tokens=prompt_tokens, max_tokens=request.max_tokens
+                costs, prompt_tokens=len(request.prompt_token_ids), max_tokens=request.max_tokens
             )
 
-        return self._model.forms.choose(
-            request.kv_bits,
+        form = self._model.forms.choose(
+            request,
             is_short=is_short,
-            prompt_tokens=prompt_tokens,
             cached_tokens=partial(self._cache.cached_tokens, request),
             fits=fits,
         )
+        return self._model.costs.get(form, self._scheduler.usual_costs)
 
     def _cancel(self, request_id: RequestId) -> None:
         sequence = self._find_between_steps(request_id)
@@ -486,8 +487,7 @@ class WorkerLoop:
             if (request.session_id, request.tenant) == (command.session_id, command.tenant):
                 sessions.add_running_request(
                     request.session_id,
-                    tenant=request.tenant,
-                    kv_bits=sequence.kv_bits,
+                    root=self._cache.root_of(sequence),
                     chain=sequence.chain,
                 )
                 sequence.request = request.without_session(forget=command.forget)
@@ -522,8 +522,7 @@ class WorkerLoop:
         if request.session_id:
             self._sessions.request_ended(
                 request.session_id,
-                tenant=request.tenant,
-                kv_bits=sequence.kv_bits,
+                root=self._cache.root_of(sequence),
                 chain=sequence.chain,
                 is_alternative=request.is_alternative,
             )
@@ -607,7 +606,7 @@ class WorkerLoop:
         return self._drafts.offers(self._ledger.live(), under_way=under_way)
 
     def _quantize_running(self, memory: MemoryBudget) -> None:
-        """If memory is critically short, quantize the longest running sequence whose `kv_bits` the
+        """If memory is critically short, quantize the longest running sequence whose form the
         server may choose (`auto`). Sequences that share tokens are quantized together if quantizing
         one of them would not save enough memory.
         """
@@ -620,9 +619,9 @@ class WorkerLoop:
             if sequence.is_open
             and not sequence.is_quantized
             and not sequence.stays_native
-            and self._model.forms.is_automatic(sequence.request.kv_bits)
+            and self._model.forms.is_automatic(sequence.request)
         ]
-        conversions = self._engine.conversions(possible, AUTO_WHEN_SHORT)
+        conversions = self._engine.conversions(possible)
         chosen = next(
             (names for names, each in conversions if self._model.forms.is_worth_it(each)), ()
         )
@@ -633,14 +632,14 @@ class WorkerLoop:
             sequence = self._ledger.find(request_id)
             if sequence is not None and sequence.is_open:
                 self._pulse.work()
-                self._lifetimes.quantize(sequence, AUTO_WHEN_SHORT, costs)
+                self._lifetimes.quantize(sequence, costs)
                 if sequence.stays_native:
                     break  # the tokens that it shares with the others would stay native, too
         memory.note_quantized(now=self._clock())
 
     def _quantize_waiting(self) -> bool:
         """Switch waiting requests to 8-bit KV, oldest first, until all fit into memory. Only requests
-        that have not started and leave `kv_bits` to the server are switched. Returns whether any was.
+        that have not started and leave the form to the server are switched. Returns whether any was.
         """
         costs = self._model.costs.get(AUTO_WHEN_SHORT)
         if costs is None:
@@ -648,18 +647,15 @@ class WorkerLoop:
 
         def may_quantize(request_id: RequestId) -> bool:
             sequence = self._ledger[request_id]
-            return not sequence.has_final_kv_bits and self._model.forms.is_automatic(
-                sequence.request.kv_bits
-            )
+            return not sequence.has_final_form and self._model.forms.is_automatic(sequence.request)
 
         has_changed = False
         while request_id := self._scheduler.short_of_memory(costs, may_quantize=may_quantize):
             sequence = self._ledger[request_id]
-            sequence.has_final_kv_bits = True
-            kv_bits = self._choose_kv_bits(sequence.request, is_short=True)
-            if kv_bits != sequence.kv_bits:
-                sequence.kv_bits = kv_bits
-                sequence.scheduled.costs = costs
+            sequence.has_final_form = True
+            chosen = self._choose_costs(sequence.request, is_short=True)
+            if chosen.form != sequence.form:
+                sequence.scheduled.costs = chosen
                 self._cache.look_up(sequence)
                 has_changed = True
         return has_changed

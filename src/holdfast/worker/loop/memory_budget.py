@@ -41,7 +41,7 @@ class MemoryBudget:
         read_pressure: Callable[[], Pressure] | None = None,
     ) -> None:
         """plan_for: returns the memory plan for a given number of bytes for KV and blocks.
-        contexts_of: returns the context that fits a KV budget, for each value of `kv_bits`.
+        contexts_of: returns the context that fits a KV budget, for each form of keys and values.
 
         most_parked_bytes: the limit for parked states without memory pressure; None: as many as
         fit. clear_buffers: frees the memory that MLX keeps for later allocations. read_pressure:

@@ -153,8 +153,7 @@ class LiveSequence:
     start: CachedStart = field(default_factory=CachedStart)
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     chain: bytearray = field(default_factory=bytearray)  # tokens of prompt and answer, packed
-    kv_bits: KVBits = "native"  # form of keys and values
-    has_final_kv_bits: bool = False  # whether `kv_bits` is final, even if memory is short
+    has_final_form: bool = False  # whether `form` is final, even if memory is short
     is_open: bool = False  # whether the engine has state for this sequence
     is_quantized: bool = False  # whether that state was quantized while the sequence ran
     stays_native: bool = False  # after a failed attempt to quantize its state
@@ -170,8 +169,8 @@ class LiveSequence:
 
     def __post_init__(self) -> None:
         request = self.request
-        # idle work has the `kv_bits` of its conversation, and an answer that was begun keeps them
-        self.has_final_kv_bits = request.is_idle_work or bool(request.generated_token_ids)
+        # idle work has the form of its conversation, and an answer that was begun keeps it
+        self.has_final_form = request.is_idle_work or bool(request.generated_token_ids)
         self.answer = LiveAnswer(
             request.max_tokens, frozenset(request.stop_token_ids), list(request.generated_token_ids)
         )
@@ -180,6 +179,11 @@ class LiveSequence:
     @property
     def id(self) -> RequestId:
         return self.request.request_id
+
+    @property
+    def form(self) -> KVBits:
+        """The form of keys and values in which the sequence started."""
+        return (self.scheduled.native_costs or self.scheduled.costs).form
 
     @property
     def prompt_tokens(self) -> int:
@@ -202,7 +206,7 @@ class LiveSequence:
     def admit(self, *, now: float) -> None:
         """Record that the scheduler has admitted the sequence, possibly after a preemption."""
         self.wait(None, now=now)
-        self.has_final_kv_bits = True
+        self.has_final_form = True
         if self.times.admitted_at is None:
             self.times.admitted_at = now
         self.answer.prompt_logprobs.clear()
@@ -292,7 +296,6 @@ class Ledger:
         fresh = LiveSequence(
             request=sequence.request,
             scheduled=replace(sequence.scheduled, waits_for=None),
-            kv_bits=sequence.kv_bits,
             times=Times(sequence.times.submitted_at),
         )
         self._live[fresh.id] = fresh

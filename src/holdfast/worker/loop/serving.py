@@ -221,9 +221,9 @@ def contexts_that_fit(
     most `most_tokens`. draft: the costs of a sequence in a draft model, if there is one.
     """
     fitting: dict[str, int] = {}
-    for kv_bits, own in forms.costs.items():
+    for form, own in forms.costs.items():
         costs = _sequence_costs(own, draft)
-        fitting[kv_bits] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
+        fitting[form] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
     auto = fitting["native"]
     if auto < most_tokens and not forms.refusal(AUTO_WHEN_SHORT):
         auto = max(auto, fitting[AUTO_WHEN_SHORT])
@@ -344,11 +344,11 @@ class _Probed:
             draft=self.draft_costs,
         )
 
-    def sequence_costs(self, kv_bits: KVBits) -> SequenceCosts:
-        """The memory that the scheduler reserves for a sequence with these bits."""
-        costs = _sequence_costs(self.forms.costs[kv_bits], self.draft_costs)
-        is_cut = kv_bits != "native" and self.engine.ends_spans_at_blocks
-        return replace(costs, block_tokens=BLOCK_TOKENS if is_cut else None)
+    def sequence_costs(self, form: KVBits) -> SequenceCosts:
+        """The memory that the scheduler reserves for a sequence with keys and values in a form."""
+        costs = _sequence_costs(self.forms.costs[form], self.draft_costs)
+        is_cut = form != "native" and self.engine.ends_spans_at_blocks
+        return replace(costs, form=form, block_tokens=BLOCK_TOKENS if is_cut else None)
 
 
 def _load_and_build(
@@ -554,7 +554,7 @@ def _build(
             retry_chunk_tokens=step_tokens,
             adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
             forms=probed.forms,
-            costs={kv_bits: probed.sequence_costs(kv_bits) for kv_bits in probed.forms.costs},
+            costs={form: probed.sequence_costs(form) for form in probed.forms.costs},
             speculates=_speculates(probed.engine, settings.model),
             draft_model=_draft_model(probed.draft, kv_bytes=memory.plan.kv_bytes),
         ),

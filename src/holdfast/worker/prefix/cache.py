@@ -21,7 +21,6 @@ from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
 from holdfast.worker.engine.plan import BLOCK_TOKENS
-from holdfast.worker.engine.sequence import Prefix
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, check_sizes, check_values, to_bytes
 from holdfast.worker.kv.layer import SnapshotMismatch
@@ -203,31 +202,21 @@ class PrefixCache:
         payload = self.index.payload(key)
         return payload if isinstance(payload, Snapshot) else self.live.copied(key)
 
-    def prefix(self, lookup: Lookup) -> Prefix | None:
-        """Assemble the prefix from which the engine starts the sequence; None if the cache has
-        no part of it.
-
-        Records that the blocks were used. If a live state is moved, no other sequence may use it
-        from now on.
+    def snapshots(self, lookup: Lookup) -> list[Snapshot]:
+        """The blocks and the state from which the engine starts the sequence, after the tokens of
+        the live state that was claimed. Records that they were used.
         """
-        plan = lookup.plan
-        if lookup.cached_tokens == 0:
-            return None
         self.live.share_buffers(lookup)
-        blocks: list[Snapshot] = []
+        snapshots: list[Snapshot] = []
         begin = lookup.base_tokens
         for block in lookup.missing_blocks:
             cut = lookup.fetched[block.key].cut(block.end - begin, offset=begin - block.start)
-            blocks.append(replace(cut, start=begin))
+            snapshots.append(replace(cut, start=begin))
             begin = block.end
-        self.index.accept(plan)
-        missing = lookup.missing_state
-        return Prefix(
-            base=self.live.base(lookup),
-            blocks=tuple(blocks),
-            state=None if missing is None else lookup.fetched[missing.key],
-            kept_tokens=min(plan.tokens, lookup.cached_tokens),
-        )
+        self.index.accept(lookup.plan)
+        if (state := lookup.missing_state) is not None:
+            snapshots.append(lookup.fetched[state.key])
+        return snapshots
 
     def _plan(self, chain: bytes, root: Root, *, limit: int) -> ReusePlan:
         return self.index.plan(

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from holdfast.wire.events import WaitReason
 from holdfast.wire.requests import RequestId, ServiceClass
+from holdfast.worker.kv.bits import KVBits
 
 DEFAULT_SERVICE = ServiceClass()
 _MOST_TURNS = 4096  # flows whose turns are remembered, including ended ones
@@ -28,13 +29,16 @@ _MOST_TURNS = 4096  # flows whose turns are remembered, including ended ones
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceCosts:
-    """How much KV memory a sequence takes, which depends on the model and on its `kv_bits`."""
+    """How much KV memory a sequence takes, which depends on the model and on the form of its keys
+    and values.
+    """
 
     kv_bytes_per_token: int  # growing layers only
     fixed_bytes_per_sequence: int  # windows and recurrent states
     draft_bytes_per_token: int = 0  # of the draft model's state, which holds every token itself
     reserve_step_tokens: int = 256  # capacities are multiples of this
     block_tokens: int | None = None  # no span crosses a multiple of this; None: no limit
+    form: KVBits = "native"  # of keys and values
 
     def bytes_for(self, capacity_tokens: int, *, held_tokens: int = 0) -> int:
         """The bytes to reserve for one sequence of this capacity. Memory is not reserved for its

@@ -157,7 +157,7 @@ class Scheduler:
         mixes_chunks: bool,
         bounds: ChunkBounds = UNBOUNDED,
     ) -> None:
-        """costs: those of a sequence with the usual `kv_bits`. mixes_chunks: whether prompt chunks
+        """costs: those of a sequence in the usual form. mixes_chunks: whether prompt chunks
         share a forward pass with the decoding rows.
 
         Raises ConfigError if `settings.step_tokens` is not set: the worker must choose a value for

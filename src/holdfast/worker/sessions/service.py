@@ -29,9 +29,9 @@ from holdfast.wire.sessions import (
     is_valid_metadata,
     is_valid_ttl,
 )
-from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.cache_map import CacheUser
+from holdfast.worker.prefix.chain import Root
 from holdfast.worker.prefix.tiers import Residence
 from holdfast.worker.sessions.registry import (
     Session,
@@ -129,17 +129,17 @@ class SessionService:
         self,
         session_id: str,
         *,
-        tenant: str,
+        root: Root,
         chain: bytes | bytearray,
-        kv_bits: KVBits = "native",
         is_alternative: bool = False,
     ) -> None:
         """Record that a request of a session has ended and that its blocks are committed.
 
-        Opens the session if the tenant has none with this id. is_alternative: see
-        `SequenceRequest`.
+        root: of the chain. Opens the session if the root's tenant has none with this id.
+        is_alternative: see `SequenceRequest`.
         """
         now = self._now()
+        tenant = root.tenant
         session = self._registry.find(session_id, tenant=tenant)
         if session is None:
             try:
@@ -148,28 +148,21 @@ class SessionService:
             except SessionRefused as refusal:
                 logger.warning("the session of a request cannot be opened: %s", refusal)
                 return
-        branch = self._cache.index.branch(
-            chain, root=self._cache.index.root(tenant=tenant, form=kv_bits)
-        )
+        branch = self._cache.index.branch(chain, root=root)
         if not is_alternative:
             session.use(branch, now=now)
         else:
             session.add_alternative(branch, now=now)
         self._changed(session)
 
-    def add_running_request(
-        self, session_id: str, *, tenant: str, chain: bytes | bytearray, kv_bits: KVBits
-    ) -> None:
+    def add_running_request(self, session_id: str, *, root: Root, chain: bytes | bytearray) -> None:
         """Add what a running request has stored so far to a session that is about to be closed.
         Opens the session if necessary, without evicting another one.
         """
-        now = self._now()
-        session = self._registry.find(session_id, tenant=tenant)
+        session = self._registry.find(session_id, tenant=root.tenant)
         if session is None:
-            session = self._registry.open(session_id, tenant=tenant, now=now)
-        branch = self._cache.index.branch(
-            chain, root=self._cache.index.root(tenant=tenant, form=kv_bits)
-        )
+            session = self._registry.open(session_id, tenant=root.tenant, now=self._now())
+        branch = self._cache.index.branch(chain, root=root)
         session.branches = (*session.branches, branch)  # even beyond the limit: all are forgotten
 
     def users(self) -> list[CacheUser]:

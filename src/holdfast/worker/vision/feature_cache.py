@@ -44,10 +44,6 @@ class FeatureCache:
         self._in_ram: OrderedDict[str, ImageFeatures] = OrderedDict()
         self._ram_bytes = 0
 
-    @property
-    def ram_bytes_used(self) -> int:
-        return self._ram_bytes
-
     def free_ram(self) -> None:
         self._in_ram.clear()
         self._ram_bytes = 0
