@@ -46,8 +46,8 @@ from holdfast.front.server.services import (
     Services,
     base_model_id,
     named_model,
-    run_unless_disconnected,
 )
+from holdfast.front.server.streams import run_unless_disconnected
 from holdfast.wire.events import WaitReason
 
 POLL_SECONDS = 0.25

@@ -25,7 +25,8 @@ from holdfast.front.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.front.server.answers import AnswerFormat, Explanation
+from holdfast.front.server.answers import AnswerFormat
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Advice, Problem, invalid_field
 
 _NANOSECONDS = 1e9

@@ -32,7 +32,8 @@ from holdfast.front.output import (
 )
 from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
 from holdfast.front.responses.items import kind_of, stored_input
-from holdfast.front.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat, Explanation
+from holdfast.front.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Advice, Problem, RequestRefused
 from holdfast.wire.requests import SamplingParams
 
