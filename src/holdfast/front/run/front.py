@@ -46,7 +46,8 @@ from holdfast.front.telemetry.logs import (
     open_log_file,
     set_level,
 )
-from holdfast.machine.device_memory import MemoryShare, return_large_blocks
+from holdfast.machine.device_memory import return_large_blocks
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.chat_templates import template_sources
 from holdfast.models.download import resolve_model
