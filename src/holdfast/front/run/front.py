@@ -29,14 +29,8 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.images.folder import images_folder
-from holdfast.front.run.running_servers import (
-    ReadyServer,
-    RunningServer,
-    announce,
-    lan_addresses,
-    run_folder,
-    write_server,
-)
+from holdfast.front.run.ready_message import ReadyServer, announce, lan_addresses
+from holdfast.front.run.running_servers import RunningServer, run_folder, write_server
 from holdfast.front.server.access import KeyRing, key_file_of, read_keys
 from holdfast.front.telemetry.log_ring import LogRing
 from holdfast.front.telemetry.logs import (
