@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.front.openai.answers import ChatCompletion, TextCompletion
+from holdfast.front.openai.answer import ChatCompletion, TextCompletion
 from holdfast.front.output import ChoiceFinished, DivergentTexts, TextDelta
 from holdfast.front.server.explanation import explain_choice, explanation_of
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, FinishReason, Timings

@@ -27,7 +27,7 @@ from holdfast.front.admin.status import (
 )
 from holdfast.front.fleet.memory_watch import level_name
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.openai.answers import ErrorBody, EventFormat, openai_error
+from holdfast.front.openai.answer import ErrorBody, EventFormat, openai_error
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.dialect import (
     ENDLESS_MARK,

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.front.openai.answers import ContentLogprob, content_logprobs
+from holdfast.front.openai.answer import ContentLogprob, content_logprobs
 from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,

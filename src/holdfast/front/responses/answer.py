@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.front.openai.answers import ContentLogprob, content_logprobs
+from holdfast.front.openai.answer import ContentLogprob, content_logprobs
 from holdfast.front.output import (
     ChoiceFinished,
     EndWord,
