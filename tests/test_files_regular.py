@@ -15,7 +15,7 @@ from holdfast.files import open_regular, read_regular
 from holdfast.front.fleet.catalog import read_catalog_file
 from holdfast.front.prompt.template import load_template
 from holdfast.front.server.access import read_keys
-from holdfast.models.images import open_image
+from holdfast.models.image_files import open_image
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import check_is_folder, read_json
 from holdfast.models.sentence_modules import own_pooling

@@ -17,7 +17,7 @@ import mlx.core as mx
 import pytest
 
 from holdfast.config import KVBitsChoice, SchedulerSettings
-from holdfast.machine.device_memory import MemoryPlan
+from holdfast.machine.memory_plan import MemoryPlan
 from holdfast.store.maintenance import StoreLimits
 from holdfast.store.store import BlockStore
 from holdfast.wire.commands import Command, SequenceRequest

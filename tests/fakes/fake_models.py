@@ -13,7 +13,7 @@ from holdfast.front.fleet.memory_watch import MemoryMeter
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.link.model_client import ModelClient
-from holdfast.machine.device_memory import MemoryShare
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.wire.commands import WorkerSettings
 from tests.fakes.fake_worker import SETTINGS, fake_settings
 

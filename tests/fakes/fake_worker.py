@@ -21,7 +21,7 @@ from holdfast.config import (
     StoreSettings,
 )
 from holdfast.errors import ModelLoadError, UnusableModel
-from holdfast.machine.device_memory import MemoryPlan
+from holdfast.machine.memory_plan import MemoryPlan
 from holdfast.wire.commands import SequenceRequest, WorkerSettings
 from holdfast.wire.events import ModelInfo
 from holdfast.wire.requests import SamplingParams, TokenIds

@@ -20,7 +20,7 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 from pydantic import TypeAdapter
 
 from holdfast.front.application import DIALECTS
-from holdfast.front.openai.answers import ChatCompletion, ErrorBody, TextCompletion
+from holdfast.front.openai.answer import ChatCompletion, ErrorBody, TextCompletion
 from tests.fakes import request_shapes
 from tests.fakes.fuzzed_shapes import ChatFuzzer, ShapeFuzzer
 from tests.fakes.http_clients import events_of

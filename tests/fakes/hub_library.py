@@ -11,7 +11,7 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
-from holdfast.machine.device_memory import MemoryShare
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.download import demo_folder
 from holdfast.wire.commands import WorkerSettings
 

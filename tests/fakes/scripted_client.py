@@ -11,7 +11,7 @@ from typing import Any
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.link.event_stream import EventStream
-from holdfast.models.images import ImageUnusable, open_image
+from holdfast.models.image_files import ImageUnusable, open_image
 from holdfast.wire.commands import SequenceControl, SequenceRequest, ThinkingBudget, ThoughtLimit
 from holdfast.wire.events import (
     Accepted,

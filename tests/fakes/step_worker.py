@@ -222,6 +222,8 @@ class StepWorker:
             if not served.runs:
                 self._orders += 1
                 served.order = self._orders
+            if not served.is_ready:
+                self.scheduled(request_id).waits_for = WaitReason.DISK
         self.scheduler.check_invariants()
 
     def restart(self, request_id: str) -> None:
@@ -242,7 +244,8 @@ class StepWorker:
         """Its prefix is not available yet."""
         served = self.live.get(request_id)
         if served is not None and not served.runs:
-            self.scheduled(request_id).waits_for = WaitReason.DISK
+            if not served.is_paused:
+                self.scheduled(request_id).waits_for = WaitReason.DISK
             served.is_ready = False
 
     def make_ready(self, request_id: str, cached_tokens: int) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from holdfast.front.answers.answer import AnswerReader
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
+from holdfast.front.answers.reader import AnswerReader
 from holdfast.front.output import (
     ChoiceFinished,
     OutputEvent,

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.front.answers.answer import AnswerReader, TextSeparators
+from holdfast.front.answers.reader import AnswerReader, TextSeparators
 from holdfast.front.output import OutputDelta, TextDelta, ToolCallFinished, tool_calls_of
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.declared import DeclaredTools

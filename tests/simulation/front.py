@@ -28,7 +28,7 @@ from holdfast.front.images.folder import images_folder
 from holdfast.front.link import worker_link
 from holdfast.front.prompt import template_process, template_worker
 from holdfast.front.run.web import build_application
-from holdfast.machine.device_memory import MemoryShare
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.machine.process_time import Progress
 from holdfast.wire.commands import Assignment, WorkerSettings
 from tests.simulation.device import BUNDLED

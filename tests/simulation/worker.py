@@ -16,7 +16,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from holdfast.machine.device_memory import DeviceMemory, MemoryPlan, plan_memory
+from holdfast.machine.device_memory import DeviceMemory
+from holdfast.machine.memory_plan import MemoryPlan, plan_memory
 from holdfast.machine.process_time import QueueTimes
 from holdfast.store.maintenance import store_limits
 from holdfast.store.store import BlockStore

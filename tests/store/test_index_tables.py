@@ -10,7 +10,7 @@ from threading import Barrier, Timer
 import pytest
 
 from holdfast.config import ResponsesSettings
-from holdfast.front.records.answers import SECRET_BYTES, AnswerFile
+from holdfast.front.records.answer_tokens import SECRET_BYTES, AnswerFile
 from holdfast.front.records.responses import ResponseFile
 from holdfast.store.index import BlockIndex, make_tables, use_write_ahead_log
 

@@ -24,11 +24,11 @@ import pytest
 from holdfast.config import ResponsesSettings
 from holdfast.errors import WorkerUnavailable
 from holdfast.front.images.folder import ImageFolder
-from holdfast.front.records.answers import AnswerFile, StoredAnswer
+from holdfast.front.records.answer_tokens import AnswerFile, StoredAnswer
 from holdfast.front.records.responses import FileDamaged, RecordKey, RecordMissing, ResponseFile
 from holdfast.front.telemetry.history import PerformanceHistory
 from holdfast.front.telemetry.history_file import HistoryFile, write_history
-from holdfast.models.images import image_name
+from holdfast.models.image_files import image_name
 from holdfast.store.block import BadBlock, ReadFailed
 from holdfast.store.folder import StoreFolder
 from holdfast.store.io_thread import RETRY_SECONDS

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import HoldfastError
 from holdfast.files import read_regular
-from holdfast.models.images import FORMATS_SHOWN
+from holdfast.models.image_files import FORMATS_SHOWN
 
 _SUFFIX = r"\.(?:png|jpe?g|webp|gif|bmp)"
 # a path as a person types it, or as a terminal writes it when a file is dragged into its window: in

@@ -344,7 +344,7 @@ def _mlx_rows(found: Diagnosis) -> dict[str, str]:
 
 
 def _model_rows(found: Diagnosis) -> dict[str, str]:
-    from holdfast.front.run.running_servers import context_text
+    from holdfast.front.run.ready_message import context_text
 
     model = found.model
     rows = {"name": found.model_name or "the bundled one"}

@@ -56,7 +56,7 @@ from holdfast.models.fit import (
     size_on_hub,
 )
 from holdfast.models.hub import ModelSource
-from holdfast.models.images import HOW_TO_INSTALL
+from holdfast.models.image_files import HOW_TO_INSTALL
 from holdfast.models.loadable import check_loadable
 from holdfast.models.model_folder import (
     UNKNOWN_CONTEXT_TOKENS,

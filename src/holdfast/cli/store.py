@@ -141,7 +141,7 @@ def _clear_all(folder: Path) -> RemovalReport:
     Known answers are hashed, so their model is unknown, and responses belong to no model: they are
     only deleted together with everything.
     """
-    from holdfast.front.records.answers import clear_answers
+    from holdfast.front.records.answer_tokens import clear_answers
     from holdfast.front.records.responses import clear_responses
     from holdfast.store.inspect import clear_store
 
@@ -612,7 +612,7 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
 
 
 def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
-    from holdfast.front.records.answers import MOST_BYTES, clear_answers
+    from holdfast.front.records.answer_tokens import MOST_BYTES, clear_answers
     from holdfast.front.records.responses import clear_responses
     from holdfast.store.inspect import summarize_store
     from holdfast.store.maintenance import store_limits

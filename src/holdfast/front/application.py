@@ -43,7 +43,8 @@ from holdfast.front.server.dialect import (
 )
 from holdfast.front.server.guard import LOCAL_ORIGIN, ForwardedAddresses, Guard, trusted_networks
 from holdfast.front.server.request import json_response
-from holdfast.front.server.services import Services, disconnected, named_model, served_models
+from holdfast.front.server.services import Services, named_model, served_models
+from holdfast.front.server.streams import disconnected
 from holdfast.front.telemetry.metrics import Metrics
 from holdfast.front.telemetry.request_log import (
     PAGE_HEADER,

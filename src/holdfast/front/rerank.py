@@ -12,7 +12,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.openai.answers import ErrorBody, openai_error
+from holdfast.front.openai.answer import ErrorBody, openai_error
 from holdfast.front.openai.endpoints import ReadUsage, usage_of
 from holdfast.front.output import Relevance
 from holdfast.front.request import RankMethod, RankRequest, new_request_id

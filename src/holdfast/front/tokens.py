@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.openai.answers import ErrorBody, openai_error
+from holdfast.front.openai.answer import ErrorBody, openai_error
 from holdfast.front.openai.endpoints import ChatCompletionRequest
 from holdfast.front.openai.fields import TokenId
 from holdfast.front.openai.messages import ChatMessage

@@ -50,7 +50,7 @@ from holdfast.front.prompt.limits import tenant_of
 from holdfast.front.prompt.next_turn import Observe, observer
 from holdfast.front.prompt.prepare import NO_IMAGES, Layouts, prepare
 from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
-from holdfast.front.records.answers import AnswerFile
+from holdfast.front.records.answer_tokens import AnswerFile
 from holdfast.front.request import (
     DEFAULT_ANSWER_TOKENS,
     ChatPrompt,

@@ -19,7 +19,8 @@ from holdfast.config import (
     StoreSettings,
 )
 from holdfast.errors import InvalidRequest
-from holdfast.machine.device_memory import ALL_OF_IT, MemoryShare, Pressure
+from holdfast.machine.device_memory import Pressure
+from holdfast.machine.memory_plan import ALL_OF_IT, MemoryShare
 from holdfast.wire.cache_map import CacheMapQuestion
 from holdfast.wire.images import ImageCommand, ImageSpan
 from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceClass, TokenIds

@@ -1,7 +1,7 @@
 """Images in prompts: what the front and a worker tell each other about them.
 
 The front keeps the files that clients send in a folder, under names that consist of the SHA-256 of
-their bytes and, for tenants, a prefix (`models.images.image_name`). The worker checks the file and
+their bytes and, for tenants, a prefix (`models.image_files.image_name`). The worker checks the file and
 reads it when it needs the pixels.
 
 In a prompt, an image takes the place of several tokens, and the prefix cache must tell images

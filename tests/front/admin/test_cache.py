@@ -12,7 +12,7 @@ from holdfast.config import LogSettings, ServerSettings
 from holdfast.front.output import ChoiceFinished, DivergentTexts
 from holdfast.front.request import GenerationRequest
 from holdfast.front.server.access import KeyRing, named_key, write_keys
-from holdfast.front.server.answers import Explanation
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.misses import RecentMisses
 from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.wire.cache_map import CacheMap, CachePart, CacheTree

@@ -25,7 +25,7 @@ from holdfast.errors import (
 from holdfast.front.fleet import residency as residency_module
 from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.residency import ModelState, Residency
-from holdfast.machine.device_memory import MemoryShare
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.wire.commands import SchedulerLimits
 from holdfast.wire.events import Finished, FinishReason
 from tests.fakes.fake_models import FakeModels, catalog_over

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.config import ServerSettings
 from holdfast.front.prompt import images
-from holdfast.models.images import image_name
+from holdfast.models.image_files import image_name
 from tests.fakes.image_requests import CAT, REQUESTS
 from tests.fakes.seeing import FAMILIES, SeeingFront, seeing_front
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.answers.reader import AnswerReader
 from holdfast.front.prompt.known_answers import (
     AnswerMeaning,
     KnownAnswers,

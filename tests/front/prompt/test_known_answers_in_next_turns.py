@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from holdfast.front.output import OutputDelta, text_of, tool_calls_of
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.front.records.answers import AnswerFile
+from holdfast.front.records.answer_tokens import AnswerFile
 from holdfast.front.request import ToolChoice
 from tests.fakes.agent_turns import QUESTION, answer, ask, in_any_tokens, sent_back
 from tests.fakes.thinking_bundle import bundle_of

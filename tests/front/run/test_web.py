@@ -20,7 +20,7 @@ from holdfast.front.fleet.catalog import CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.run.web import Awake, build_application
-from holdfast.machine.device_memory import MemoryShare
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.download import demo_folder, resolve_model
 from holdfast.wire.commands import WorkerSettings
 from tests.fakes.server_process import children_running

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.front.anthropic.answer import MessagesAnswer
 from holdfast.front.ollama.answer import ChatLines
-from holdfast.front.openai.answers import ChatAnswer
+from holdfast.front.openai.answer import ChatAnswer
 from holdfast.front.output import ChoiceFinished, OutputEvent, TokenCounts
 from holdfast.front.server.access import Seal
 from holdfast.front.server.answers import AnswerFormat

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import GenerationFailed
-from holdfast.front.openai.answers import CompletionAnswer
+from holdfast.front.openai.answer import CompletionAnswer
 from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import EventWriter
 from tests.fakes.http_clients import CHAT, Exchange, chat_body

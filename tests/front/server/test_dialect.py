@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.front.application import DIALECTS
-from holdfast.front.openai.answers import openai_error
+from holdfast.front.openai.answer import openai_error
 from holdfast.front.server.dialect import DialectTable
 from tests.fakes.http_clients import CHAT, client_of, served
 from tests.fakes.scripted_gateway import ScriptedGateway

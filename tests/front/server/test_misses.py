@@ -12,7 +12,7 @@ from holdfast.front.images.sources import ImageSource, image_part
 from holdfast.front.output import ChoiceFinished
 from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.front.server import misses
-from holdfast.front.server.answers import Explanation, explain_choice
+from holdfast.front.server.explanation import Explanation, explain_choice
 from holdfast.front.server.misses import RecentMisses, TextChange, change_between, parts_of
 from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.wire.events import CacheOutcome, CacheReport, FinishReason

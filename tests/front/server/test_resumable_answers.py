@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from holdfast.config import LimitsSettings, ServerSettings
 from holdfast.errors import GenerationFailed, QueueFull
 from holdfast.front.application import create_application
-from holdfast.front.openai.answers import ChatAnswer
+from holdfast.front.openai.answer import ChatAnswer
 from holdfast.front.request import GenerationRequest
 from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.server.resumable_answers import (

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.answers.reader import AnswerReader
 from holdfast.front.toolcalls.call_format import Call
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import ModelDialect

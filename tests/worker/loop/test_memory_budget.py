@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.config import SchedulerSettings
-from holdfast.machine.device_memory import MemoryPlan, Pressure, pressure_of, pressure_reader
+from holdfast.machine.device_memory import Pressure, pressure_of, pressure_reader
+from holdfast.machine.memory_plan import MemoryPlan
 from holdfast.worker.loop.memory_budget import CLEAR_SECONDS, READ_SECONDS, MemoryBudget
 from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler

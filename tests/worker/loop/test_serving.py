@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ModelLoadError
-from holdfast.machine.device_memory import MemoryPlan
+from holdfast.machine.memory_plan import MemoryPlan
 from holdfast.wire.commands import MemoryChange, WorkerSettings
 from holdfast.wire.events import BudgetChanged, ModelInfo
 from holdfast.worker.drafting.draft_model import DraftModel

@@ -15,6 +15,7 @@ from holdfast.worker.scheduler.cost_model import ChunkBounds, CostModel, StepLoa
 from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 
 QUANTUM = 32
+STALL = 0.5  # seconds
 
 
 def prompt(order: int, tokens: int, *, position: int = 0, last_step: int = 0) -> ScheduledSequence:
@@ -44,7 +45,7 @@ def share(
     seconds: float = math.inf,
     costs: CostModel | None = None,
 ) -> dict[str, int]:
-    sharing = ChunkSharing(costs or model(), min_chunk_tokens=QUANTUM)
+    sharing = ChunkSharing(costs or model(), min_chunk_tokens=QUANTUM, stall_seconds=STALL)
     return {
         sequence.request_id: taken
         for sequence, taken in sharing.share(prompts, tokens=tokens, seconds=seconds, step=1)
@@ -130,7 +131,7 @@ def test_tokens_left_by_the_oldest_go_to_the_shortest() -> None:
 
 
 def test_a_prompt_passed_over_for_long_precedes_shorter_ones() -> None:
-    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM, stall_seconds=STALL)
     step = PATIENCE_STEPS + 2
     prompts = [
         prompt(1, 9000, last_step=step - 1),
@@ -142,7 +143,7 @@ def test_a_prompt_passed_over_for_long_precedes_shorter_ones() -> None:
 
 
 def test_with_room_for_one_chunk_old_and_short_alternate() -> None:
-    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM, stall_seconds=STALL)
     prompts = [prompt(1, 9000), prompt(2, 5000)]
     served = [
         sharing.share(prompts, tokens=QUANTUM, seconds=1.0, step=step)[0][0].order
@@ -153,7 +154,9 @@ def test_with_room_for_one_chunk_old_and_short_alternate() -> None:
 
 def test_an_unmeasured_decode_step_runs_once_without_chunks() -> None:
     sharing = ChunkSharing(
-        CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM), min_chunk_tokens=QUANTUM
+        CostModel(mixes_chunks=True, min_chunk_tokens=QUANTUM),
+        min_chunk_tokens=QUANTUM,
+        stall_seconds=STALL,
     )
     prompts = [prompt(1, 9000)]
     assert not sharing.share(prompts, tokens=64, seconds=1.0, step=1)
@@ -161,7 +164,7 @@ def test_an_unmeasured_decode_step_runs_once_without_chunks() -> None:
 
 
 def test_occasional_steps_without_chunks_measure_decoding() -> None:
-    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM, stall_seconds=STALL)
     prompts = [prompt(1, 9000)]
     without = [
         step
@@ -205,7 +208,7 @@ def test_chunks_respect_tokens_time_and_grains(
         prompt(order, left + position, position=position, last_step=last_step)
         for order, (left, position, last_step) in enumerate(shapes)
     ]
-    sharing = ChunkSharing(costs, min_chunk_tokens=QUANTUM)
+    sharing = ChunkSharing(costs, min_chunk_tokens=QUANTUM, stall_seconds=STALL)
     sharing._oldest_is_first = oldest_is_first
     chunks = sharing.share(prompts, tokens=tokens, seconds=seconds, step=31)
     assert chunks
@@ -229,7 +232,7 @@ def test_no_prompt_is_passed_over_forever(shapes: list[int], seconds: float) -> 
     """An endless stream of short prompts arrives; each of the first prompts still advances within
     the limit.
     """
-    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM)
+    sharing = ChunkSharing(model(), min_chunk_tokens=QUANTUM, stall_seconds=STALL)
     prompts = [prompt(order, tokens) for order, tokens in enumerate(shapes)]
     bound = PATIENCE_STEPS + 2 * (len(shapes) + 1)
     for step in range(2, 80):

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from holdfast.models.images import open_image
+from holdfast.models.image_files import open_image
 from holdfast.worker.vision import image_process, load
 from holdfast.worker.vision.feature_cache import FeatureCache
 from holdfast.worker.vision.image_process import ImageFile, ImageProcess, ImageResult

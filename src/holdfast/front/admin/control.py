@@ -27,7 +27,7 @@ from holdfast.front.admin.status import (
 )
 from holdfast.front.fleet.memory_watch import level_name
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.openai.answers import ErrorBody, EventFormat, openai_error
+from holdfast.front.openai.answer import ErrorBody, EventFormat, openai_error
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.dialect import (
     ENDLESS_MARK,
@@ -46,8 +46,8 @@ from holdfast.front.server.services import (
     Services,
     base_model_id,
     named_model,
-    run_unless_disconnected,
 )
+from holdfast.front.server.streams import run_unless_disconnected
 from holdfast.wire.events import WaitReason
 
 POLL_SECONDS = 0.25

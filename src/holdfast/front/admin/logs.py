@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.openai.answers import EventFormat
+from holdfast.front.openai.answer import EventFormat
 from holdfast.front.server.dialect import (
     ENDLESS_MARK,
     operation,

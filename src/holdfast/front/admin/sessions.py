@@ -34,12 +34,8 @@ from holdfast.front.server.dialect import operation as described
 from holdfast.front.server.fields import optional
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import body_pieces, json_response, parse, read_body
-from holdfast.front.server.services import (
-    Services,
-    first_model,
-    needs_load,
-    run_unless_disconnected,
-)
+from holdfast.front.server.services import Services, first_model, needs_load
+from holdfast.front.server.streams import run_unless_disconnected
 from holdfast.wire.sessions import (
     LONGEST_METADATA_KEY,
     LONGEST_METADATA_VALUE,

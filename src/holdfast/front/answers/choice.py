@@ -13,9 +13,9 @@ from itertools import chain, groupby
 import msgspec
 
 from holdfast.errors import GenerationFailed, InvalidRequest
-from holdfast.front.answers.answer import AnswerReader, PlainReader, TextSeparators
 from holdfast.front.answers.detokenize import PlacedTokens, detokenizer, rival, text_and_bytes
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.answers.reader import AnswerReader, PlainReader, TextSeparators
 from holdfast.front.answers.stops import RepetitionGuard, VisibleStops
 from holdfast.front.output import (
     ChoiceFinished,

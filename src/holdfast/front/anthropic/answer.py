@@ -21,7 +21,8 @@ from holdfast.front.output import (
     ToolCallStarted,
 )
 from holdfast.front.server.access import Seal
-from holdfast.front.server.answers import AnswerFormat, Explanation
+from holdfast.front.server.answers import AnswerFormat
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Advice, Problem
 
 _KINDS = {

@@ -36,9 +36,10 @@ from holdfast.front.link.event_stream import WorkerClient
 from holdfast.front.link.model_client import AdaptedClient
 from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.front.telemetry.request_log import waiting_for
-from holdfast.machine import device_memory
+from holdfast.machine import memory_plan
 from holdfast.machine.clocks import awake_timeout
-from holdfast.machine.device_memory import DeviceMemory, MemoryShare, memory_report
+from holdfast.machine.device_memory import DeviceMemory, memory_report
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import SchedulerLimits, WorkerSettings
@@ -586,7 +587,7 @@ class Residency:
             device_bytes = self._device_memory_bytes()
             state_bytes = None  # the size of the working set is not known yet
             if device_bytes:
-                state_bytes = device_memory.state_bytes(device_bytes, taken_bytes=taken_bytes)
+                state_bytes = memory_plan.state_bytes(device_bytes, taken_bytes=taken_bytes)
             return MemoryShare(
                 parts=1 + loading,
                 wired_bytes=sum(other.wired_bytes for other in others),

@@ -54,7 +54,8 @@ from holdfast.front.fleet.worker_files import (
 from holdfast.front.link.model_client import Loss, ModelClient
 from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.machine.clocks import awake_timeout
-from holdfast.machine.device_memory import MemoryShare, Pressure
+from holdfast.machine.device_memory import Pressure
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.draft_pairs import DraftFolder
 from holdfast.models.tokenizer_files import default_sampling
 from holdfast.wire.commands import (

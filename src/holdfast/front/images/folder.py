@@ -1,5 +1,5 @@
 """The folder with the images of prompts: a file is named by its contents and the tenant
-(`models.images.image_name`).
+(`models.image_files.image_name`).
 
 Workers read the files. The least recently used files are removed when they take more space than
 allowed, but none that a running request uses. The time of the last use is the file's modification
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from holdfast.errors import WorkerUnavailable
 from holdfast.files import atomic_write
-from holdfast.models.images import image_name, is_image_name
+from holdfast.models.image_files import image_name, is_image_name
 
 _TORN = re.compile(r"\.[0-9a-f]{60}\..+")  # see `atomic_write`
 _TORN_SECONDS = 3600.0

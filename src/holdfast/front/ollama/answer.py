@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.front.openai.answers import ContentLogprob, content_logprobs
+from holdfast.front.openai.answer import ContentLogprob, content_logprobs
 from holdfast.front.output import (
     ChoiceFinished,
     OutputDelta,
@@ -25,7 +25,8 @@ from holdfast.front.output import (
     text_of,
     tool_calls_of,
 )
-from holdfast.front.server.answers import AnswerFormat, Explanation
+from holdfast.front.server.answers import AnswerFormat
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Advice, Problem, invalid_field
 
 _NANOSECONDS = 1e9

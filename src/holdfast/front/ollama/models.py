@@ -41,13 +41,8 @@ from holdfast.front.server.problem import (
     record_problem,
 )
 from holdfast.front.server.request import json_response, read_json
-from holdfast.front.server.services import (
-    Services,
-    base_model_id,
-    model_of,
-    run_unless_disconnected,
-    served_models,
-)
+from holdfast.front.server.services import Services, base_model_id, model_of, served_models
+from holdfast.front.server.streams import run_unless_disconnected
 from holdfast.front.telemetry.request_log import RECORD, RequestRecord
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.download import hub_source

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from holdfast.config import LimitsSettings
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.openai.answers import (
+from holdfast.front.openai.answer import (
     ChatAnswer,
     ChatCompletion,
     CompletionAnswer,

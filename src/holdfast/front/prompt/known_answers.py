@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.front.answers.answer import AnswerReader, TextSeparators
+from holdfast.front.answers.reader import AnswerReader, TextSeparators
 from holdfast.front.output import (
     OutputDelta,
     TextDelta,
@@ -29,7 +29,7 @@ from holdfast.front.output import (
 )
 from holdfast.front.prompt.conversation import reasoning_of
 from holdfast.front.prompt.text_places import AnswerSpan
-from holdfast.front.records.answers import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
+from holdfast.front.records.answer_tokens import SECRET_BYTES, AnswerFile, Secret, StoredAnswer
 from holdfast.front.request import PlacedAnswer
 from holdfast.lru_cache import LruCache
 from holdfast.wire.requests import TokenIds

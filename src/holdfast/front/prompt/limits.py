@@ -1,5 +1,5 @@
-"""Checks what a request may ask for, and determines its sampling defaults and the tenant whose
-cache it uses.
+"""Checks what a request may ask for, and determines its sampling defaults, the length of its answer,
+and the tenant whose cache it uses.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import msgspec
 from holdfast.config import LimitsSettings
 from holdfast.errors import InvalidRequest
 from holdfast.front.request import GenerationRequest
-from holdfast.models.model_folder import DEFAULT_SAMPLING
+from holdfast.models.model_folder import DEFAULT_SAMPLING, planned_answer_tokens
 from holdfast.models.tokenizer_files import default_sampling
+from holdfast.wire.events import ModelInfo
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
 # Maximum length of a stop string. Each new token is searched together with preceding text of the
@@ -132,6 +133,21 @@ def with_model_defaults(
     filled = default_sampling(defaults) if is_open else defaults
     recommended = {name: value for name, value in filled.items() if name in unset}
     return msgspec.structs.replace(sampling, **recommended) if recommended else sampling
+
+
+def answer_tokens_of(request: GenerationRequest, *, prompt_tokens: int, info: ModelInfo) -> int:
+    """The length of the longest answer: that of the request, or the longest that fits.
+
+    With `kv_bits` auto, an answer that the request does not limit, or by more than fits, is
+    limited to the length that fits without quantization, if that is enough for an ordinary answer.
+    """
+    room = info.context_tokens - prompt_tokens
+    if request.max_tokens is not None and request.max_tokens <= room:
+        return request.max_tokens
+    native_tokens = info.context_tokens_by_bits.get("native", info.context_tokens)
+    native_room = native_tokens - prompt_tokens
+    is_auto = (request.kv_bits or info.kv_bits) == "auto"
+    return native_room if is_auto and native_room >= planned_answer_tokens(native_tokens) else room
 
 
 def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:

@@ -33,7 +33,12 @@ from holdfast.front.prompt.images import (
     without_images,
 )
 from holdfast.front.prompt.known_answers import PastAnswers
-from holdfast.front.prompt.limits import check_limits, check_token_ids, with_model_defaults
+from holdfast.front.prompt.limits import (
+    answer_tokens_of,
+    check_limits,
+    check_token_ids,
+    with_model_defaults,
+)
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_probes import opens_thought
 from holdfast.front.prompt.text_places import breakpoint_places, marked_prefixes
@@ -671,7 +676,7 @@ def _sequences(
     info: ModelInfo,
     layouts: Layouts,
 ) -> tuple[SequenceRequest, ...]:
-    max_tokens = _max_tokens(request, prompt_tokens=len(tokens.token_ids), info=info)
+    max_tokens = answer_tokens_of(request, prompt_tokens=len(tokens.token_ids), info=info)
     seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
     ends: tuple[int, ...] = ()
     if not request.ignore_eos:
@@ -722,21 +727,6 @@ def _predicted_tokens(
     token_ids = bundle.tokenizer.encode(text, add_special_tokens=False)[:most]
     known = itertools.takewhile(lambda token_id: token_id < info.vocab_size, token_ids)
     return TokenIds.of(tuple(known))
-
-
-def _max_tokens(request: GenerationRequest, *, prompt_tokens: int, info: ModelInfo) -> int:
-    """The length of the longest answer: that of the request, or the longest that fits.
-
-    With `kv_bits` auto, an answer that the request does not limit, or by more than fits, is
-    limited to the length that fits without quantization, if that is enough for an ordinary answer.
-    """
-    room = info.context_tokens - prompt_tokens
-    if request.max_tokens is not None and request.max_tokens <= room:
-        return request.max_tokens
-    native_tokens = info.context_tokens_by_bits.get("native", info.context_tokens)
-    native_room = native_tokens - prompt_tokens
-    is_auto = (request.kv_bits or info.kv_bits) == "auto"
-    return native_room if is_auto and native_room >= planned_answer_tokens(native_tokens) else room
 
 
 def _thought_end(

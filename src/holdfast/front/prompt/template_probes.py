@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
-from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.answers.reader import AnswerReader
 from holdfast.front.output import ToolCall, tool_calls_of
 from holdfast.front.prompt.conversation import Message, answer_message
 from holdfast.front.prompt.template import ChatTemplate, common_prefix

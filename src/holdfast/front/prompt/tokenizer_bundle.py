@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from holdfast.config import DEFAULT_MODEL, ModelSettings
 from holdfast.errors import ModelLoadError, TemplateOverrun, UnusableModel, WorkerUnavailable
-from holdfast.front.answers.answer import AnswerReader
+from holdfast.front.answers.reader import AnswerReader
 from holdfast.front.prompt.canonical import FirstForms
 from holdfast.front.prompt.dialects import DialectReport, find_dialect
 from holdfast.front.prompt.known_answers import AnswerMeaning, KnownAnswers, ReadMeaning, ReadTexts
@@ -41,7 +41,7 @@ from holdfast.front.prompt.tokenize import (
     without_breaks,
 )
 from holdfast.front.prompt.tool_definitions import made_once
-from holdfast.front.records.answers import AnswerFile
+from holdfast.front.records.answer_tokens import AnswerFile
 from holdfast.front.toolcalls.declared import DeclaredTools
 from holdfast.front.toolcalls.dialect import PLAIN, ModelDialect
 from holdfast.models.sentence_modules import AnswerTokens, OwnPooling, answer_tokens, own_pooling

@@ -11,7 +11,8 @@ import pickle
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final, TypeVar, cast
 
-from holdfast.front.toolcalls.declared import ParameterTypes, types_of
+from holdfast.front.toolcalls.argument_types import ParameterTypes
+from holdfast.front.toolcalls.json_schema import types_of
 
 T = TypeVar("T")
 

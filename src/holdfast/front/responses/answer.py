@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from holdfast.front.openai.answers import ContentLogprob, content_logprobs
+from holdfast.front.openai.answer import ContentLogprob, content_logprobs
 from holdfast.front.output import (
     ChoiceFinished,
     EndWord,
@@ -32,7 +32,8 @@ from holdfast.front.output import (
 )
 from holdfast.front.responses.fields import ClientTool, OfferedTools, Shows
 from holdfast.front.responses.items import kind_of, stored_input
-from holdfast.front.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat, Explanation
+from holdfast.front.server.answers import KEEP_ALIVE_COMMENT, AnswerFormat
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Advice, Problem, RequestRefused
 from holdfast.wire.requests import SamplingParams
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import PromptTooLong, ResponsesUnavailable
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.openai.answers import ErrorBody, openai_error
+from holdfast.front.openai.answer import ErrorBody, openai_error
 from holdfast.front.openai.endpoints import ModelCard, model_card
 from holdfast.front.records.responses import Item, RecordKey, RecordMissing, ResponseFile
 from holdfast.front.request import GenerationRequest

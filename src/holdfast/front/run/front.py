@@ -29,14 +29,8 @@ from holdfast.front.fleet.catalog import Catalog, CatalogEntry, catalog_of
 from holdfast.front.fleet.residency import Residency
 from holdfast.front.fleet.slot import ModelFiles
 from holdfast.front.images.folder import images_folder
-from holdfast.front.run.running_servers import (
-    ReadyServer,
-    RunningServer,
-    announce,
-    lan_addresses,
-    run_folder,
-    write_server,
-)
+from holdfast.front.run.ready_message import ReadyServer, announce, lan_addresses
+from holdfast.front.run.running_servers import RunningServer, run_folder, write_server
 from holdfast.front.server.access import KeyRing, key_file_of, read_keys
 from holdfast.front.telemetry.log_ring import LogRing
 from holdfast.front.telemetry.logs import (
@@ -46,7 +40,8 @@ from holdfast.front.telemetry.logs import (
     open_log_file,
     set_level,
 )
-from holdfast.machine.device_memory import MemoryShare, return_large_blocks
+from holdfast.machine.device_memory import return_large_blocks
+from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.chat_templates import template_sources
 from holdfast.models.download import resolve_model

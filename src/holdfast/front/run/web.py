@@ -29,7 +29,7 @@ from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake
 from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
-from holdfast.front.records.answers import AnswerFile
+from holdfast.front.records.answer_tokens import AnswerFile
 from holdfast.front.records.responses import ResponseStore
 from holdfast.front.server.access import KeyRing, Seal
 from holdfast.front.server.dialect import Dialect

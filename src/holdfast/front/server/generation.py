@@ -31,26 +31,17 @@ from holdfast.front.output import (
 )
 from holdfast.front.request import ChatPrompt, EmbeddingRequest, GenerationRequest, RankRequest
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.answers import (
-    AnswerFormat,
-    EventWriter,
-    Explanation,
-    GenerationPlan,
-    StreamFormat,
-    explain_choice,
-    explanation_of,
-)
+from holdfast.front.server.answers import AnswerFormat, EventWriter, GenerationPlan, StreamFormat
 from holdfast.front.server.context import RequestContext, context_of
+from holdfast.front.server.explanation import Explanation, explain_choice, explanation_of
 from holdfast.front.server.problem import problem_of, record_problem
 from holdfast.front.server.request import read_body
 from holdfast.front.server.resumable_answers import RequestIdentity, ResumableAnswer, identity_of
-from holdfast.front.server.services import (
-    ActiveRequest,
+from holdfast.front.server.services import ActiveRequest, Services, needs_load
+from holdfast.front.server.streams import (
     OutputStream,
-    Services,
     TimeLimit,
     disconnected,
-    needs_load,
     open_streams,
     run_unless,
     run_unless_disconnected,

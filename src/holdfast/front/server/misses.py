@@ -21,7 +21,7 @@ from msgspec import Struct
 from holdfast.front.images.sources import IMAGE, ImageSource, is_image
 from holdfast.front.prompt.beginnings import common_length
 from holdfast.front.request import ChatPrompt, GenerationRequest
-from holdfast.front.server.answers import Explanation
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.telemetry.request_log import RequestRecord
 from holdfast.lru_cache import bytes_of
 from holdfast.wire.events import CacheOutcome

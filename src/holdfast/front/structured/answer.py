@@ -24,7 +24,7 @@ from holdfast.front.structured.calls import (
     unenforced,
     with_end,
 )
-from holdfast.front.structured.checked import checked_schema, fault_of, fault_of_composed
+from holdfast.front.structured.grammar_check import checked_schema, fault_of, fault_of_composed
 from holdfast.front.structured.keywords import (
     MOST_REPETITIONS,
     has_too_small_number,

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.errors import InvalidRequest
 from holdfast.front.request import ChatPrompt, ToolChoice
-from holdfast.front.structured.checked import checked_schema
+from holdfast.front.structured.grammar_check import checked_schema
 from holdfast.front.structured.lark import (
     ANY,
     LEVELS_AROUND_ARGUMENTS,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from holdfast.front.structured.keywords import LISTS, MAPS, SINGLES, atoms
-from holdfast.front.toolcalls.declared import definition_name, listed_values, named_types
+from holdfast.front.toolcalls.json_schema import definition_name, listed_values, named_types
 
 _YEAR: Final = "(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _DAY: Final = "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from holdfast.front.structured import keywords
-from holdfast.front.toolcalls.declared import References, named_types, strings
+from holdfast.front.toolcalls.json_schema import References, named_types, strings
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -27,7 +27,7 @@ from holdfast.front.toolcalls.call_format import (
     TaggedValues,
     Values,
 )
-from holdfast.front.toolcalls.declared import (
+from holdfast.front.toolcalls.json_schema import (
     References,
     items_of,
     listed_values,

@@ -20,14 +20,10 @@ from holdfast.front.output import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from holdfast.front.toolcalls.declared import (
-    DeclaredTools,
-    ParameterTypes,
-    ToolName,
-    convert_to_type,
-    type_of,
-)
+from holdfast.front.toolcalls.argument_types import ParameterTypes, convert_to_type
+from holdfast.front.toolcalls.declared import DeclaredTools, ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Parser
+from holdfast.front.toolcalls.json_schema import type_of
 from holdfast.front.toolcalls.literals import JsonStream, json_text
 
 _ALPHABET: Final = string.ascii_letters + string.digits

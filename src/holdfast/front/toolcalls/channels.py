@@ -13,6 +13,7 @@ from html import unescape
 from typing import Final, NamedTuple
 
 from holdfast.front.output import TextKind
+from holdfast.front.toolcalls.argument_types import JSON_TYPES
 from holdfast.front.toolcalls.call_format import (
     AnswerDeltas,
     CallFormat,
@@ -22,7 +23,7 @@ from holdfast.front.toolcalls.call_format import (
     TaggedValues,
     distinct,
 )
-from holdfast.front.toolcalls.declared import JSON_TYPES, ToolName
+from holdfast.front.toolcalls.declared import ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import json_text
 from holdfast.front.toolcalls.tagged_parameters import (

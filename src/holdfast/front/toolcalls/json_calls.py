@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from holdfast.front.toolcalls.argument_types import from_json
 from holdfast.front.toolcalls.call_format import (
     AnswerDeltas,
     BareKeys,
@@ -19,7 +20,7 @@ from holdfast.front.toolcalls.call_format import (
     JsonObject,
     distinct,
 )
-from holdfast.front.toolcalls.declared import ToolName, from_json
+from holdfast.front.toolcalls.declared import ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Parser, markers_in
 from holdfast.front.toolcalls.literals import LENIENT
 

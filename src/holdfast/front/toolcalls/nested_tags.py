@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from holdfast.front.toolcalls.argument_types import convert_to_type
 from holdfast.front.toolcalls.call_format import (
     AnswerDeltas,
     CallFormat,
@@ -18,7 +19,7 @@ from holdfast.front.toolcalls.call_format import (
     TaggedValues,
     distinct,
 )
-from holdfast.front.toolcalls.declared import ToolName, convert_to_type
+from holdfast.front.toolcalls.declared import ToolName
 from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import json_text
 from holdfast.front.toolcalls.tagged_parameters import (

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from holdfast.front.toolcalls.argument_types import JSON_TYPES, from_json
 from holdfast.front.toolcalls.call_format import (
     CDATA,
     AnswerDeltas,
@@ -20,7 +21,6 @@ from holdfast.front.toolcalls.call_format import (
     TaggedValues,
     distinct,
 )
-from holdfast.front.toolcalls.declared import JSON_TYPES, from_json
 from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import LENIENT, json_text
 

@@ -48,7 +48,7 @@ _OWN_CODE = (
     "worker/engine/sequence.py",
     "worker/engine/layouts.py",
     "worker/vision/*.py",
-    "models/images.py",
+    "models/image_files.py",
     "wire/images.py",
     "worker/engine/views.py",
     "worker/cpu/**/*.py",

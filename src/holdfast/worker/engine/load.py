@@ -22,7 +22,7 @@ from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.machine import device_memory, platform
 from holdfast.models.adapter_folder import AdapterFiles, checked_adapters
-from holdfast.models.images import HOW_TO_INSTALL
+from holdfast.models.image_files import HOW_TO_INSTALL
 from holdfast.models.model_folder import (
     checked_config,
     context_tokens,

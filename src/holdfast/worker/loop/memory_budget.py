@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.machine.device_memory import MemoryPlan, Pressure
+from holdfast.machine.device_memory import Pressure
+from holdfast.machine.memory_plan import MemoryPlan
 from holdfast.wire.events import BudgetChanged
 from holdfast.worker.scheduler.scheduler import Scheduler
 

@@ -19,8 +19,9 @@ import mlx.core as mx
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ConfigError, ModelLoadError
-from holdfast.machine import device_memory, platform
-from holdfast.machine.device_memory import MemoryPlan, MemoryShare, pressure_reader
+from holdfast.machine import device_memory, memory_plan, platform
+from holdfast.machine.device_memory import pressure_reader
+from holdfast.machine.memory_plan import MemoryPlan, MemoryShare
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.models.weight_files import checked_tensor_bytes
@@ -185,7 +186,7 @@ def divide_memory(
         full_costs = _sequence_costs(costs, draft.costs)
     memory = device_memory.memory_report(working_set_bytes=working_set_bytes)
     plan_memory = partial(
-        device_memory.plan_memory,
+        memory_plan.plan_memory,
         memory,
         weight_bytes=weight_bytes,
         kv_bytes=settings.model.memory_bytes,
@@ -199,7 +200,7 @@ def divide_memory(
             cache_bytes=cache_bytes,
             total_bytes=weight_bytes + plan.kv_bytes + plan.ram_tier_bytes + reserve_bytes,
         )
-    wired_bytes = device_memory.wired_bytes(
+    wired_bytes = memory_plan.wired_bytes(
         settings.model.wired_bytes,
         weight_bytes=weight_bytes,
         working_set_bytes=working_set_bytes,

@@ -1,4 +1,4 @@
-"""KV memory: the costs of a sequence, reservations, admission, and preemption."""
+"""Which sequences fit into the KV memory: reservations, admission, and preemption."""
 
 from __future__ import annotations
 

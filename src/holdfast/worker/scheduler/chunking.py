@@ -39,6 +39,11 @@ GRAIN_TOKENS = 8
 # After this many steps with chunks, one step only decodes: the cost of chunks is the time that they
 # add to the duration of such a step.
 MIXED_STEPS_IN_A_ROW = 32
+# Chunks lengthen a step of decoding rows by at most this, so that streams still look fluent (with
+# the step itself, less than 0.1 s between tokens). They may lengthen it more if decoding would
+# otherwise take more than a tenth of the step, which would slow prefill down.
+_FLUENT_SECONDS = 0.08
+_CHUNK_TIME_PER_DECODE_TIME = 9  # then decoding takes a tenth of the step
 
 
 class SparseFlows:
@@ -196,9 +201,11 @@ class ChunkSharing:
     last step without chunks was.
     """
 
-    def __init__(self, costs: CostModel, *, min_chunk_tokens: int) -> None:
+    def __init__(self, costs: CostModel, *, min_chunk_tokens: int, stall_seconds: float) -> None:
+        """min_chunk_tokens, stall_seconds: as in `SchedulerSettings`."""
         self._costs = costs
         self._min_chunk_tokens = min_chunk_tokens
+        self._most_stall_seconds = stall_seconds
         self._oldest_is_first = True
         self._last_mixed_step = -2
         self._mixed_steps = MIXED_STEPS_IN_A_ROW
@@ -252,6 +259,16 @@ class ChunkSharing:
             return most
         within = self._costs.tokens_within(seconds, prompt.position)
         return min(most, max(within - within % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
+
+    def stall_seconds(self, rows: int) -> float:
+        """By how much chunks may lengthen a step with this many decoding rows."""
+        worth_it = _CHUNK_TIME_PER_DECODE_TIME * self._costs.decode_seconds(rows)
+        return min(self._most_stall_seconds, max(_FLUENT_SECONDS, worth_it))
+
+    def idle_work_tokens(self, position: int) -> int:
+        """The chunk size of idle work: a new request waits no longer than for other chunks."""
+        within = self._costs.tokens_within(self._most_stall_seconds, position)
+        return max(self._min_chunk_tokens, within)
 
     def pass_time(self, seconds: float) -> None:
         self._sparse.pass_time(seconds)

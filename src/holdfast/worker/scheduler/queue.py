@@ -8,7 +8,8 @@ sequences on a higher level than its own would be; once these wait, their level 
 higher, so they never preempt it in turn. A batch request that has waited long enough counts as
 interactive.
 
-With one flow and no batch requests, this is first come, first served.
+With one flow and no batch requests, this is first come, first served. `RetryEstimate` is the
+Retry-After of requests that find the queue full.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from holdfast.worker.kv.bits import KVBits
 
 DEFAULT_SERVICE = ServiceClass()
 _MOST_TURNS = 4096  # flows whose turns are remembered, including ended ones
+# the estimate of when a refused client should retry: its start value, how much of the latest
+# measurement it takes over, and its limits
+_FIRST_RETRY_SECONDS = 2.0
+_LATEST_SHARE = 0.2
+_SHORTEST_RETRY_SECONDS = 1.0
+_LONGEST_RETRY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,3 +415,26 @@ class FairShare:
         flow = waiting.service.flow
         own_class = self._priority_class(waiting, waits=True)
         return own_class, sum(counts[flow, other] for other in range(own_class + 1))
+
+
+class RetryEstimate:
+    """Estimates when a client that found the queue full should retry: in the time that it
+    recently took until a sequence ended.
+    """
+
+    def __init__(self) -> None:
+        self._seconds_per_end = _FIRST_RETRY_SECONDS
+        self._busy_seconds = 0.0  # since the last end
+
+    def learn(self, *, seconds: float, ends: int) -> None:
+        """Learn from one step. ends: the number of sequences that ended with the step."""
+        self._busy_seconds += seconds
+        if ends:
+            latest = self._busy_seconds / ends
+            self._seconds_per_end += _LATEST_SHARE * (latest - self._seconds_per_end)
+            self._busy_seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        seconds = max(self._seconds_per_end, self._busy_seconds, _SHORTEST_RETRY_SECONDS)
+        return min(seconds, _LONGEST_RETRY_SECONDS)

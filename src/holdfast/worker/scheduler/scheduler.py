@@ -37,18 +37,12 @@ from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds, CostMod
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, DraftGain, Offers
 from holdfast.worker.scheduler.queue import (
     FairShare,
+    RetryEstimate,
     ScheduledSequence,
     SequenceCosts,
     by_order,
     check_sequences,
 )
-
-# the estimate of when a refused client should retry: its start value, how much of the latest
-# measurement it takes over, and its limits
-_FIRST_RETRY_SECONDS = 2.0
-_LATEST_SHARE = 0.2
-_SHORTEST_RETRY_SECONDS = 1.0
-_LONGEST_RETRY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,37 +103,9 @@ class StepUnderWay:
     prefill_only: tuple[ScheduledSequence, ...]  # generate no token, and end with this step
 
 
-class RetryEstimate:
-    """Estimates when a client that found the queue full should retry: in the time that it
-    recently took until a sequence ended.
-    """
-
-    def __init__(self) -> None:
-        self._seconds_per_end = _FIRST_RETRY_SECONDS
-        self._busy_seconds = 0.0  # since the last end
-
-    def learn(self, *, seconds: float, ends: int) -> None:
-        """Learn from one step. ends: the number of sequences that ended with the step."""
-        self._busy_seconds += seconds
-        if ends:
-            latest = self._busy_seconds / ends
-            self._seconds_per_end += _LATEST_SHARE * (latest - self._seconds_per_end)
-            self._busy_seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        seconds = max(self._seconds_per_end, self._busy_seconds, _SHORTEST_RETRY_SECONDS)
-        return min(seconds, _LONGEST_RETRY_SECONDS)
-
-
 _NOTHING_TO_DO = Decision()
 # request id, position, tokens: whether these tokens of the prompt can be prefilled now
 MayPrefill: TypeAlias = Callable[[RequestId, int, int], bool]
-# Chunks lengthen a step of decoding rows by at most this, so that streams still look fluent (with
-# the step itself, less than 0.1 s between tokens). They may lengthen it more if decoding would
-# otherwise take more than a tenth of the step, which would slow prefill down.
-_FLUENT_SECONDS = 0.08
-_CHUNK_TIME_PER_DECODE_TIME = 9  # then decoding takes a tenth of the step
 # for enlarging and restoring KV buffers; even a slow memory bus copies several times faster
 _COPIED_BYTES_PER_SECOND = 1e9
 
@@ -179,7 +145,11 @@ class Scheduler:
             mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens, bounds=bounds
         )
         self._draft_gain = DraftGain()
-        self._sharing = ChunkSharing(self._costs, min_chunk_tokens=settings.min_chunk_tokens)
+        self._sharing = ChunkSharing(
+            self._costs,
+            min_chunk_tokens=settings.min_chunk_tokens,
+            stall_seconds=settings.stall_seconds,
+        )
         self._retry_estimate = RetryEstimate()
         self._fairness = FairShare(aging_seconds=settings.aging_seconds)
         self._sequences: dict[RequestId, ScheduledSequence] = {}  # waiting and running
@@ -822,7 +792,7 @@ class Scheduler:
         end with it because they generate no token.
         """
         rows = decoding.decode_rows
-        seconds = self._stall_seconds(rows) if rows else math.inf
+        seconds = self._sharing.stall_seconds(rows) if rows else math.inf
         chunk_tokens = 0
         scored_tokens = 0
         position_sum = 0.0
@@ -834,7 +804,7 @@ class Scheduler:
         )
         room = self._step_tokens - decoding.rows
         if prefilling[0].is_idle_work:
-            room = min(room, self._idle_work_tokens(prefilling[0].position))
+            room = min(room, self._sharing.idle_work_tokens(prefilling[0].position))
         chunks = self._sharing.share(
             prefilling, tokens=room, seconds=seconds, step=number, rows=by_flow
         )
@@ -865,15 +835,3 @@ class Scheduler:
             scored_tokens=scored_tokens,
         )
         return load, tuple(prefill_only)
-
-    def _stall_seconds(self, rows: int) -> float:
-        """By how much chunks may lengthen a step with this many decoding rows."""
-        worth_it = _CHUNK_TIME_PER_DECODE_TIME * self._costs.decode_seconds(rows)
-        return min(self._settings.stall_seconds, max(_FLUENT_SECONDS, worth_it))
-
-    def _idle_work_tokens(self, position: int) -> int:
-        """The chunk size of idle work: a new request waits no longer than for other chunks."""
-        return max(
-            self._settings.min_chunk_tokens,
-            self._costs.tokens_within(self._settings.stall_seconds, position),
-        )

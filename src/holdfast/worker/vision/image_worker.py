@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from holdfast.models.images import ImageUnusable, open_image
+from holdfast.models.image_files import ImageUnusable, open_image
 from holdfast.wire.images import ImageLayout, VisionInfo
 from holdfast.worker.vision import load
 from holdfast.worker.vision.processor import ProcessedImage, Processor

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.models.images import ImageUnusable
+from holdfast.models.image_files import ImageUnusable
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.events import ImageFigures
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, VisionInfo

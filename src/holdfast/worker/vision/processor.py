@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from holdfast.models.images import ImageUnusable
+from holdfast.models.image_files import ImageUnusable
 from holdfast.wire.images import ImageLayout, VisionInfo
 from holdfast.wire.requests import TokenIds
 

@@ -21,7 +21,7 @@ from holdfast.front.structured.schema import (
     clean,
     join_place,
 )
-from holdfast.front.toolcalls.declared import definition_name, items_of, named_types
+from holdfast.front.toolcalls.json_schema import definition_name, items_of, named_types
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer

@@ -28,7 +28,8 @@ from holdfast.front.output import (
     ToolArgumentsDelta,
     ToolCallStarted,
 )
-from holdfast.front.server.answers import AnswerFormat, Explanation, StreamFormat
+from holdfast.front.server.answers import AnswerFormat, StreamFormat
+from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Advice, Problem
 
 # function_call: only for requests that have `functions`

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
-from holdfast.front.structured.checked import checked_schema
+from holdfast.front.structured.grammar_check import checked_schema
 from holdfast.front.structured.keywords import PLAIN
 from holdfast.front.structured.lark import DATE, IPV6, grammar_text, json_value
 from holdfast.front.structured.schema import CleanSchema, SchemaBounds, SchemaFault

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.front.openai.answers import ChatCompletion, TextCompletion
+from holdfast.front.openai.answer import ChatCompletion, TextCompletion
 from holdfast.front.output import ChoiceFinished, DivergentTexts, TextDelta
-from holdfast.front.server.answers import explain_choice, explanation_of
+from holdfast.front.server.explanation import explain_choice, explanation_of
 from holdfast.wire.events import CacheOutcome, CacheReport, Divergence, FinishReason, Timings
 from tests.fakes.http_clients import CHAT, COMPLETIONS, chat_body, client_of, events_of
 from tests.fakes.scripted_gateway import ScriptedGateway

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from holdfast.errors import ImageTooLarge
-from holdfast.models.images import ImageUnusable, open_image
+from holdfast.models.image_files import ImageUnusable, open_image
 from tests.fakes.images import broken_images, odd_images, picture, png, rotated, saved
 
 ODD = odd_images()

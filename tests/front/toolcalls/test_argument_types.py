@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.toolcalls.declared import JSON_TYPES, ParameterTypes, convert_to_type
+from holdfast.front.toolcalls.argument_types import JSON_TYPES, ParameterTypes, convert_to_type
 from holdfast.front.toolcalls.literals import complete_value, unescaped
 
 SCHEMA: dict[str, Any] = {

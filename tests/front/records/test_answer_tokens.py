@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.records.answers import (
+from holdfast.front.records.answer_tokens import (
     SECRET_BYTES,
     AnswerFile,
     StoredAnswer,
@@ -123,7 +123,7 @@ def test_a_row_of_wrong_types_loses_only_answers(folder: Path, column: str) -> N
 
 
 def test_a_locked_file_loses_only_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.front.records.answers._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("holdfast.front.records.answer_tokens._BUSY_SECONDS", 0.0)
     write(folder, ("one", b"first"))
     other = sqlite3.connect(kept(folder), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")

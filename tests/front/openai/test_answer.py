@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.front.openai.answers import (
+from holdfast.front.openai.answer import (
     ChatCompletion,
     TextCompletion,
     completion_logprobs,

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from holdfast.worker.scheduler.scheduler import RetryEstimate
+from holdfast.worker.scheduler.queue import RetryEstimate
 
 
 def test_the_estimate_follows_the_time_between_two_ends() -> None:
