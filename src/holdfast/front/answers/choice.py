@@ -180,6 +180,7 @@ class ChoiceText:
         return self._deltas(self._reader.push(self._detokenizer.push(token_ids)), token_ids)
 
     def _parse(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
+        """Read the new tokens, up to the token or the text that ends the answer."""
         parts: list[OutputDelta] = []
         for place, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1

@@ -288,6 +288,7 @@ class AnswerReader:
         return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
 
     def _read_call(self, marker: str, space: int) -> Parser[None]:
+        """Read a call at a marker. If it is none, its first marker becomes text."""
         source = self._source
         deltas = self._deltas
         source.place = space

@@ -416,6 +416,8 @@ def _fitted_conversation(
     limit: int,
     layouts: Layouts,
 ) -> tuple[Prompt, TruncatedPart | None]:
+    """Leave out the middle of a conversation of more than `limit` tokens. before: its tokens."""
+
     def count(messages: Sequence[Mapping[str, Any]]) -> int:
         shorter = _with_messages(prompt, messages)
         return len(conversation_tokens(request, shorter, bundle, layouts=layouts).token_ids)
@@ -551,6 +553,7 @@ class _TokenRuler:
         return kept
 
     def _ends(self, text: str, first: int, last: int) -> tuple[str, str]:
+        """As `ends`, for a text without images."""
         text = well_formed(text)
         known = self._known(text)
         tokens = len(known.token_ids)
@@ -594,6 +597,7 @@ def refuse_by_beginning(
 def _encoded(
     prompt: PromptText, bundle: TokenizerBundle, *, tenant: str, layouts: Layouts
 ) -> PromptTokens:
+    """Tokenize a prompt, but keep the tokens of its earlier answers as they were generated."""
     edges = (edge for answer in prompt.answers for edge in (answer.start, answer.end))
     images = (image.start for image in prompt.images)
     text = bundle.token_memory.tokens_of(
@@ -732,6 +736,7 @@ def _predicted_tokens(
 def _thought_end(
     request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool
 ) -> ThinkingBudget | None:
+    """A budget that ends a thought immediately; None if no marker ends this model's thoughts."""
     reasoning = bundle.dialect.reasoning
     if reasoning is None or not isinstance(request.prompt, ChatPrompt):
         return None

@@ -159,6 +159,9 @@ def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _complete_schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
+    """A schema with the type, description and members that some templates expect. fallback: the
+    type of a schema that names none.
+    """
     given = schema if isinstance(schema, Mapping) and level < _MAX_LEVELS else {}
     kind = _type(given) or fallback
     ready: dict[str, Any] = {"description": "", **given, "type": kind}
