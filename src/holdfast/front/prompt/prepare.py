@@ -558,12 +558,14 @@ class _TokenRuler:
         known = self._known(text)
         tokens = len(known.token_ids)
         # only the pieces in which the ends end are tokenized again, and long ones not as a whole
-        piece = known.piece_of(min(first, tokens) - 1)
-        kept = min(first, tokens) - piece.first_token
+        first = min(first, tokens)
+        piece = known.piece_of(first - 1)
+        kept = first - piece.first_token
         beginning = text[piece.start : piece.end][: piece.characters(_AMPLE * kept)]
         start = piece.start
-        piece = known.piece_of(max(0, tokens - last))
-        left = piece.first_token + piece.tokens - max(0, tokens - last)
+        before_last = max(0, tokens - last)
+        piece = known.piece_of(before_last)
+        left = piece.first_token + piece.tokens - before_last
         ending = text[piece.start : piece.end][-piece.characters(_AMPLE * left) :]
         head, tail = self._bundle.tokenizer.encode_in_place([beginning, ending])
         head_end, tail_start = 0, len(ending)  # if the characters there have no tokens
