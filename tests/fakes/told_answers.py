@@ -44,7 +44,7 @@ def told(
     encoded = dialect.markers.encode(text)
     edges = [0, *sorted(place % (len(encoded) + 1) for place in at), len(encoded)]
     parts = [part for start, end in pairwise(edges) for part in reader.push(encoded[start:end])]
-    return _folded([*parts, *reader.flush(cut=ends_cut)])
+    return _folded([*parts, *reader.flush(was_cut_off=ends_cut)])
 
 
 def heard(events: Iterable[OutputEvent]) -> list[Any]:

@@ -310,8 +310,8 @@ def _server(
         with client:
             yield client, model
         return
-    may_be_available = _may_be_available(settings.model)
-    if may_be_available and (kernels := uncompiled()):
+    available = _may_be_available(settings.model)
+    if available and (kernels := uncompiled()):
         complain(
             f"compiling kernels for this CPU ({', '.join(kernels)}); this happens once and takes "
             "about 20 s"
@@ -321,9 +321,7 @@ def _server(
             try:
                 client = stack.enter_context(own_server(effective, on_state=spinner.update))
             except ServerFailed as error:
-                served = (
-                    () if may_be_available or own else _served_by_running(settings.server.api_key)
-                )
+                served = () if available or own else _served_by_running(settings.server.api_key)
                 raise ServerFailed(" ".join((str(error), *served))) from None
         yield client, client.model()["id"]
 

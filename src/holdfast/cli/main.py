@@ -109,8 +109,8 @@ def version() -> None:
         typer.echo(f"{name} {_installed(name)}")
 
 
-def _and_leave(wanted: bool) -> None:
-    if wanted:
+def _and_leave(is_given: bool) -> None:
+    if is_given:
         version()
         raise typer.Exit
 

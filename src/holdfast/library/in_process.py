@@ -116,7 +116,7 @@ class InProcessClient:
         self._calls: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
         self._streams: dict[RequestId, BlockingEventStream] = {}
-        self._gone = ""
+        self._end_reason = ""
         self._thread = threading.Thread(
             target=self._run, args=(run_worker,), name="holdfast-device", daemon=False
         )
@@ -185,15 +185,16 @@ class InProcessClient:
             error = sys.exception()
             self._end("the engine is closed" if error is None else f"{DEATH}: {error}")
 
-    def _end(self, gone: str) -> None:
+    def _end(self, reason: str) -> None:
+        """Fail all requests and calls, because the worker has ended. reason: for the messages."""
         with self._lock:
-            self._gone = gone
+            self._end_reason = reason
             streams, self._streams = self._streams, {}
             calls: list[Future[Any]] = [*self._calls.values()]
             while not self._statistics.empty():
                 calls.append(self._statistics.get())
         for call in calls:
-            call.set_exception(WorkerUnavailable(gone))
+            call.set_exception(WorkerUnavailable(reason))
         if not self._started.done():
             self._started.set_result(WorkerFailed(message=DEATH, fatal_input=False))
         for request_id, stream in streams.items():
@@ -203,7 +204,7 @@ class InProcessClient:
                     reason=FinishReason.FAILED,
                     prompt_tokens=0,
                     completion_tokens=0,
-                    error=gone,
+                    error=reason,
                 )
             )
 
@@ -214,8 +215,8 @@ class InProcessClient:
         Raises WorkerUnavailable if the worker has ended.
         """
         with self._lock:
-            if self._gone:
-                raise WorkerUnavailable(self._gone)
+            if self._end_reason:
+                raise WorkerUnavailable(self._end_reason)
             yield
 
     def _cancel(self, request_id: RequestId) -> None:

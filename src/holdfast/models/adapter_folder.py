@@ -142,6 +142,9 @@ def _scale(config: Mapping[str, Any], folder: Path) -> float:
 def _shapes(
     header: Mapping[str, Any], file: Path, *, kind: AdapterKind
 ) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The shapes of an adapter's weights, by layer and part. Raises ModelLoadError if a weight is
+    missing or unexpected.
+    """
     needed = {"lora_a", "lora_b", "m"} if kind == "dora" else {"lora_a", "lora_b"}
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor, entry in header.items():

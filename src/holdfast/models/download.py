@@ -272,6 +272,9 @@ def _fetch(
 def _fetch_newest(
     source: ModelSource, wanted: Mapping[str, Any], on_bytes: OnBytes
 ) -> tuple[Path, tuple[Path, ...]]:
+    """Download what is missing of the newest commit; without the Hub, use the cached commit.
+    Returns the folder and the new files.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import DryRunError, HfHubHTTPError, OfflineModeIsEnabled
 

@@ -87,6 +87,7 @@ def declared_of(config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any
 
 
 def _method_of(settings: Mapping[str, Any], *, file: str) -> str:
+    """The quantization method that the settings name or suggest; empty: none."""
     method = settings.get("quant_method")
     if isinstance(method, str) and method:
         return method.lower()

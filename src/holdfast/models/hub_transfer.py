@@ -98,6 +98,7 @@ def remove_partial_files(repository: Path) -> None:
 def _fetch_blob(
     source: ModelSource, commit: str, name: str, *, cache: Path, add: Callable[[float], None]
 ) -> None:
+    """Fetch one file, or the rest of it, unless the Hub's library can fetch it in chunks."""
     from huggingface_hub import hf_hub_url
 
     url = hf_hub_url(source.name, name, revision=commit)

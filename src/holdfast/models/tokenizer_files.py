@@ -70,6 +70,7 @@ def add_missing_tokens(
 def _add_missing_tokens(
     backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
+    """Add the tokens that only tokenizer_config.json has, and make its special tokens special."""
     described = config.get("added_tokens_decoder") or {}
     for token_id, token in sorted((int(key), value) for key, value in described.items()):
         if backend.token_to_id(token["content"]) is not None:

@@ -342,6 +342,9 @@ def read_header(path: Path, key: BlockKey) -> tuple[Block, str]:
 
 @contextmanager
 def _opened(path: Path, key: BlockKey) -> Iterator[int]:
+    """Open a block's file, but no link. Raises BlockMissing, BadBlock, BlockUnreadable, also for
+    errors within the block.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:

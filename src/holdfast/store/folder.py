@@ -128,9 +128,7 @@ class StoreFolder:
         # of the parent folder, to notice an unmounted volume
         self._parent_device: int | None = None
         self._holds_lock = False  # this process holds the lock of `exclusive`
-        self._unsynced_ancestors: set[Path] = (
-            set()
-        )  # folders that have new names, above the store's own
+        self._unsynced_ancestors: set[Path] = set()  # folders with new names, above the store's
         self._synced: set[Path] = set()  # models' folders whose names are durable
 
     @property

@@ -454,6 +454,9 @@ class IndexSupervisor:
         self._index = self._file = None
 
     def _current(self) -> BlockIndex:
+        """The open index. Opens it first if necessary, also if another process has replaced its
+        file, and makes it agree with the folder.
+        """
         if self._index is not None and (
             self._path == _IN_MEMORY or _identity(self._path) == self._file
         ):

@@ -144,6 +144,7 @@ def _records(folder: StoreFolder, model: str | None) -> list[Path]:
 
 @contextmanager
 def _opened(path: Path, limits: StoreLimits) -> Iterator[StoreMaintenance]:
+    """Open an existing store; if its folder is read-only or full, with an index in memory."""
     folder = StoreFolder(path)
     folder.check()
     if not (folder.path / "blocks").is_dir():

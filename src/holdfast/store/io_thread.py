@@ -225,6 +225,7 @@ class IoThread:
             self._reported_lost.popitem(last=False)
 
     def _write_into_group(self, block: StoredBlock) -> None:
+        """Write a block, unless it is stored already or exceeds a limit."""
         self._to_remove.pop(block.key, None)  # the block is wanted again
         self._reported_lost.pop(block.key, None)
         if self._has_file(block.key):

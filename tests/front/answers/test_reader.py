@@ -80,7 +80,7 @@ def read(
     parts = [
         part for piece in cut(dialect.markers.encode(text), at or []) for part in reader.push(piece)
     ]
-    return [*parts, *reader.flush(cut=ends_cut)]
+    return [*parts, *reader.flush(was_cut_off=ends_cut)]
 
 
 def joined(parts: list[OutputDelta]) -> list[tuple[object, ...]]:

@@ -25,7 +25,7 @@ def ready(
             message,
             keep_parts=keep_parts,
             arguments_as_text=arguments_as_text,
-            at=f"messages.{place}",
+            field=f"messages.{place}",
         )
         for place, message in enumerate(messages)
     ]

@@ -154,7 +154,7 @@ def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> Non
         sent = ChatPrompt(messages=(copy.deepcopy(message),))
         prompt, _ = canonical(sent, forms, guard=guard, past=PastAnswers(known), tenant=tenant)
         (message,) = prompt.messages
-        ready = template_message(message, keep_parts=False, arguments_as_text=False, at="")
+        ready = template_message(message, keep_parts=False, arguments_as_text=False, field="")
         return ready["tool_calls"][0]["function"]
 
     first = turn(arguments)

@@ -230,7 +230,7 @@ def begun_arguments(
 ) -> tuple[str, bool]:
     """The first call's arguments after this part of an answer, and whether the call has ended."""
     reader = AnswerReader(dialect, tools=DeclaredTools(WEATHER))
-    parts = [*reader.push(encoded), *(reader.flush(cut=cut) if ends else ())]
+    parts = [*reader.push(encoded), *(reader.flush(was_cut_off=cut) if ends else ())]
     return "".join(part.text for part in parts if isinstance(part, ToolArgumentsDelta)), any(
         isinstance(p, ToolCallFinished) for p in parts
     )

@@ -216,11 +216,9 @@ async def health(request: Request, services: Services) -> Response:
     the server accepts requests.
     """
     statuses = services.models.statuses()
-    status = (
-        _STOPPING
-        if services.access.drain.is_on
-        else _status(statuses, services.models.awaited_tokenizers)
-    )
+    status = _status(statuses, services.models.awaited_tokenizers)
+    if services.access.drain.is_on:
+        status = _STOPPING
     caller = caller_of(request)
     shown = Health(status=status)
     if caller.is_let_in:
@@ -233,16 +231,16 @@ async def health(request: Request, services: Services) -> Response:
     return json_response(shown, status=200 if status == "ok" else 503)
 
 
-def _status(models: Sequence[ModelStatus], awaited_tokenizers: Collection[str]) -> str:
+def _status(models: Sequence[ModelStatus], awaited: Collection[str]) -> str:
     """The status of the server.
 
     It is `ok` as soon as requests are accepted, even if no model is loaded, but not while a model
-    that is required from the start still loads. awaited_tokenizers: models whose tokenizer has not
-    been read yet.
+    that is required from the start still loads. awaited: models whose tokenizer has not been read
+    yet.
     """
     if not models or any(
         (model.is_awaited and model.state == "loading")
-        or (model.id in awaited_tokenizers and model.state == "ready")
+        or (model.id in awaited and model.state == "ready")
         for model in models
     ):
         return "loading"

@@ -168,7 +168,11 @@ class ChoiceText:
         answered = (delta.token_ids for delta in deltas if not _is_thought(delta))
         self._ended_by_repetition = self._guard.push(chain.from_iterable(answered))
         if self._ended_by_repetition:
-            events = (*events, *self._flush(cut=True), self._choice_finished(FinishReason.LENGTH))
+            events = (
+                *events,
+                *self._flush(was_cut_off=True),
+                self._choice_finished(FinishReason.LENGTH),
+            )
             self.is_done = True
         return events
 
@@ -180,6 +184,7 @@ class ChoiceText:
         return self._deltas(self._reader.push(self._detokenizer.push(token_ids)), token_ids)
 
     def _parse(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
+        """Read the new tokens, up to the token or the text that ends the answer."""
         parts: list[OutputDelta] = []
         for place, token_id in enumerate(event.token_ids):
             self.completion_tokens += 1
@@ -216,7 +221,9 @@ class ChoiceText:
             raise InvalidRequest(event.error, field=self._rules.format_field)
         echo = self._echo(()) if self._must_echo else ()
         deltas = (
-            self._flush(cut=event.reason is not FinishReason.STOP) if self._rules.max_tokens else ()
+            self._flush(was_cut_off=event.reason is not FinishReason.STOP)
+            if self._rules.max_tokens
+            else ()
         )
         self.is_done = True
         self.memory = event.memory
@@ -226,9 +233,13 @@ class ChoiceText:
         self._rejected_tokens = event.rejected_tokens
         return (*echo, *deltas, self._choice_finished(event.reason))
 
-    def _flush(self, *, cut: bool) -> tuple[OutputDelta, ...]:
+    def _flush(self, *, was_cut_off: bool) -> tuple[OutputDelta, ...]:
         text = self._detokenizer.flush() if self._is_plain else self._tokens.flush()
-        parts = [*self._until_end([*self._reader.push(text), *self._reader.flush(cut=cut)])]
+        parts = [
+            *self._until_end(
+                [*self._reader.push(text), *self._reader.flush(was_cut_off=was_cut_off)]
+            )
+        ]
         if not self.is_done:
             parts += self._stops.flush()
         return self._release(parts, is_end=True)

@@ -141,10 +141,10 @@ class AnswerReader:
             next(self._parser, None)
         return self._take_deltas()
 
-    def flush(self, *, cut: bool = False) -> Sequence[OutputDelta]:
+    def flush(self, *, was_cut_off: bool = False) -> Sequence[OutputDelta]:
         """Return the deltas that were held back. Call this when no more text follows.
 
-        cut: whether the answer reached its length limit; if so, an open call stays open.
+        was_cut_off: whether the answer reached its length limit; if so, an open call stays open.
         """
         source = self._source
         self._is_over = True
@@ -152,10 +152,10 @@ class AnswerReader:
             # a thought that a channel ends: what follows it is not cut yet
             next(self._parser, None)
         source.has_ended = True
-        self._was_cut_off = cut
-        if cut and self._dialect.channel_starts:
+        self._was_cut_off = was_cut_off
+        if was_cut_off and self._dialect.channel_starts:
             self._deltas.mark_cut_off()
-        if not (cut and self._in_call) or self._in_thought or self._dialect.channel_starts:
+        if not (was_cut_off and self._in_call) or self._in_thought or self._dialect.channel_starts:
             next(self._parser, None)
         elif not self._deltas.is_open:
             self._parser.close()
@@ -192,43 +192,43 @@ class AnswerReader:
         while True:
             markers = self._markers_in_thought if self._in_thought else self._markers_in_text
             certain = source.safe_end(markers) if markers else len(source.text)
-            space = self._emit_up_to(certain)
-            if space == len(source.text):
+            place = self._emit_up_to(certain)
+            if place == len(source.text):
                 if source.has_ended:
                     if not self._skip_mode:
-                        self._emit(space)
+                        self._emit(place)
                     return
                 yield
-            elif marker := (yield from source.match_at(markers, space)):
-                yield from self._handle_marker(marker, space)
+            elif marker := (yield from source.match_at(markers, place)):
+                yield from self._handle_marker(marker, place)
                 if self.ended_at is not None:
                     return
 
-    def _handle_marker(self, marker: str, space: int) -> Parser[None]:
-        """Handle a marker. space: the length of the white space before it."""
-        begins_line = is_marker(marker) or self._blank_line or "\n" in self._source.text[:space]
+    def _handle_marker(self, marker: str, place: int) -> Parser[None]:
+        """Handle a marker. place: its position, after white space."""
+        begins_line = is_marker(marker) or self._blank_line or "\n" in self._source.text[:place]
         if self._in_thought:
-            yield from self._handle_marker_in_thought(marker, space, begins_line=begins_line)
+            yield from self._handle_marker_in_thought(marker, place, begins_line=begins_line)
         else:
-            yield from self._handle_marker_in_text(marker, space, begins_line=begins_line)
+            yield from self._handle_marker_in_text(marker, place, begins_line=begins_line)
 
-    def _handle_marker_in_text(self, marker: str, space: int, *, begins_line: bool) -> Parser[None]:
+    def _handle_marker_in_text(self, marker: str, place: int, *, begins_line: bool) -> Parser[None]:
         """Handle a marker outside a thought.
 
         begins_line: whether the marker starts a line, or is a token, which may be anywhere.
         """
         dialect = self._dialect
-        after = space + len(marker)
+        after = place + len(marker)
         if marker == dialect.thought_start and begins_line:
-            self._thought_start = self._source.dropped_characters + space
+            self._thought_start = self._source.dropped_characters + place
             self._in_thought = True
             self._thought_has_text = False
             self._failed_before = self._failed_characters
             self._skip(after)
-        elif marker == dialect.thought_end and (is_marker(marker) or not self._is_quoted(space)):
-            self._remove_marker(marker, space)  # no thought is open
+        elif marker == dialect.thought_end and (is_marker(marker) or not self._is_quoted(place)):
+            self._remove_marker(marker, place)  # no thought is open
         elif marker in dialect.message_ends:
-            yield from self._handle_message_end(space, after)
+            yield from self._handle_message_end(place, after)
         elif marker in dialect.dropped_markers or (
             marker == dialect.frame[0] and not self._has_text
         ):
@@ -237,15 +237,15 @@ class AnswerReader:
         elif marker == dialect.frame[1] and self._in_frame and (yield from self._ends_frame(after)):
             self._skip(after)
         elif marker in self._call_starts and (begins_line or marker in dialect.marked_call_starts):
-            yield from self._read_call(marker, space)
+            yield from self._read_call(marker, place)
         else:
             self._emit(after)
 
     def _handle_marker_in_thought(
-        self, marker: str, space: int, *, begins_line: bool
+        self, marker: str, place: int, *, begins_line: bool
     ) -> Parser[None]:
         dialect = self._dialect
-        after = space + len(marker)
+        after = place + len(marker)
         if marker == dialect.thought_end:
             self._skip(after)
             self._thoughts.append(Thought(self._thought_start, self._source.dropped_characters))
@@ -255,23 +255,23 @@ class AnswerReader:
         elif marker == dialect.thought_start and not self._thought_has_text:
             self._skip(after)  # the prompt opened the thought, and the model opens it again
         elif marker in self._call_starts and begins_line:
-            yield from self._read_call_in_thought(marker, space)
+            yield from self._read_call_in_thought(marker, place)
         else:
             self._emit(after)
 
-    def _handle_message_end(self, space: int, after: int) -> Parser[None]:
+    def _handle_message_end(self, place: int, after: int) -> Parser[None]:
         """End the answer before the marker, unless calls follow.
 
-        space, after: the positions before and after the marker.
+        place, after: the positions before and after the marker.
         """
-        place = yield from self._source.after_space(after)
-        if (yield from self._source.match_at(self._call_starts, place)):
+        following = yield from self._source.after_space(after)
+        if (yield from self._source.match_at(self._call_starts, following)):
             self._skip(after)
             return
         if self._skip_mode:
-            self._skip(space)
+            self._skip(place)
         else:
-            self._emit(space)
+            self._emit(place)
         self.ended_at = self._source.dropped_characters
 
     def _ends_frame(self, place: int) -> Parser[bool]:
@@ -287,10 +287,11 @@ class AnswerReader:
         """Whether the text at this position is preceded by a quotation mark."""
         return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
 
-    def _read_call(self, marker: str, space: int) -> Parser[None]:
+    def _read_call(self, marker: str, place: int) -> Parser[None]:
+        """Read a call at a marker. If it is none, its first marker becomes text."""
         source = self._source
         deltas = self._deltas
-        source.place = space
+        source.place = place
         self._in_call = True
         is_call = yield from self._read_calls(source, deltas)
         self._in_call = False
@@ -299,10 +300,10 @@ class AnswerReader:
         if is_call:
             self._skip(source.place, spaces="all")
         else:
-            self._failed_characters += source.searched_to - space
-            self._emit(space + len(marker))
+            self._failed_characters += source.searched_to - place
+            self._emit(place + len(marker))
 
-    def _read_call_in_thought(self, marker: str, space: int) -> Parser[None]:
+    def _read_call_in_thought(self, marker: str, place: int) -> Parser[None]:
         """Read a call in a thought, or text that only quotes or considers one. It counts as a call
         only if nothing follows it in the answer.
 
@@ -312,11 +313,11 @@ class AnswerReader:
         end = self._dialect.thought_end
         ahead = Incoming(source.plain)
         steps = self._ends_with_calls(ahead)
-        seen = space  # `ahead` has received the text up to here
+        seen = place  # `ahead` has received the text up to here
         is_call: bool | None = None
         self._in_call = True
         while is_call is None:
-            if source.text.find(end, max(space, seen - len(end) + 1)) >= 0:
+            if source.text.find(end, max(place, seen - len(end) + 1)) >= 0:
                 is_call = False
                 continue
             piece = source.text[seen : seen + _PIECE]
@@ -328,13 +329,13 @@ class AnswerReader:
                 yield
         self._in_call = False
         if is_call:
-            self._thoughts.append(Thought(self._thought_start, source.dropped_characters + space))
+            self._thoughts.append(Thought(self._thought_start, source.dropped_characters + place))
             self._in_thought = False
-            self._skip(space)
+            self._skip(place)
             yield from self._read_call(marker, 0)
         else:
             self._failed_characters += ahead.dropped_characters + ahead.searched_to
-            self._emit(space + len(marker))
+            self._emit(place + len(marker))
 
     def _ends_with_calls(self, ahead: Incoming) -> Parser[bool]:
         """Whether the calls at this position are valid and end an answer that was not cut off.
@@ -440,14 +441,14 @@ class AnswerReader:
         kind: TextKind = "reasoning" if self._in_thought else "text"
         return TextDelta(text=text, kind=kind, start=start)
 
-    def _remove_marker(self, marker: str, space: int) -> None:
+    def _remove_marker(self, marker: str, place: int) -> None:
         """Omit a meaningless marker. White space around it stays if it separates two words."""
         if self._last and not self._skip_mode:
-            self._emit(space)
+            self._emit(place)
             self._source.place = len(marker)
             self._source.drop_read()
         else:
-            self._skip(space + len(marker))
+            self._skip(place + len(marker))
 
     def _skip(self, length: int, *, spaces: Literal["lines", "all"] = "lines") -> None:
         """Omit this number of characters of markup, and the white space after them."""
@@ -474,7 +475,7 @@ class PlainReader:
         self.settled_characters += len(text)
         return (TextDelta(text=text, start=start),) if text else ()
 
-    def flush(self, *, cut: bool = False) -> Sequence[OutputDelta]:
+    def flush(self, *, was_cut_off: bool = False) -> Sequence[OutputDelta]:
         """Return nothing, because no text is held back."""
         return ()
 

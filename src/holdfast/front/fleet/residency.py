@@ -522,6 +522,7 @@ class Residency:
         self._spawn(slot.unload(), name=f"end of {name}")
 
     async def _watch_load(self, slot: ModelSlot) -> None:
+        """Wait for the end of a load. If it fails, load the models again that made room for it."""
         name = slot.entry.name
         first = self._first_loads.get(name)
         is_first = first is not None and not first.done()

@@ -594,6 +594,9 @@ class ModelSlot:
     async def _begin_serving(
         self, client: ModelClient, process: WorkerProcess, info: ModelInfo
     ) -> None:
+        """Let a loaded worker continue the open requests, send it what has changed while it was
+        loading, and, unless the model is draining, let the waiting requests in.
+        """
         # whether the settings have changed while the worker was loading
         is_outdated = self._settings != process.settings
         if self._pressure is not Pressure.NORMAL:  # before the worker starts any request
@@ -659,6 +662,7 @@ class ModelSlot:
             logger.warning("cannot write the crash report: %s", error)
 
     def _on_task_end(self, task: asyncio.Task[NoReturn]) -> None:
+        """Fail the model if the task that supervises its worker has failed."""
         error = None if task.cancelled() else task.exception()
         if error is None or self.state is State.STOPPING:
             return

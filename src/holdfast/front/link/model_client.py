@@ -268,7 +268,7 @@ class ModelClient:
             opened.counted_tokens = len(opened.stream.token_ids)
         self._has_ended_any = False
         if refused is not None:
-            self._refuse(refused)
+            self._refuse_deadly(refused)
         return Loss(
             requests=tuple(opened.request for opened in sent_requests),
             generated_tokens=tuple(len(opened.stream.token_ids) for opened in sent_requests),
@@ -334,7 +334,7 @@ class ModelClient:
                 asked.is_sent = True
                 asked.sendings += 1
 
-    def _refuse(self, request_id: RequestId) -> None:
+    def _refuse_deadly(self, request_id: RequestId) -> None:
         opened = self._open.pop(request_id)
         deaths = opened.stream.resumptions + 1
         opened.stream.fail(

@@ -136,6 +136,9 @@ def history(messages: Sequence[ChatMessage]) -> tuple[tuple[dict[str, Any], ...]
 
 
 def _turns(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
+    """Convert messages to those of a prompt, also from the older form with functions instead of
+    tools.
+    """
     latest: dict[str, str] = {}  # for the older form: name of a function → id of its latest call
     for place, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)

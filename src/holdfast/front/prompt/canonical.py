@@ -324,7 +324,7 @@ def canonical(
             message = _with_definitions(sent, found)
             ready = forms.message(message, made, depends_on=depends_on, tenant=tenant)
             if template is not None:
-                ready = ready._replace(adapted=template.adapted(ready.message, at=at))
+                ready = ready._replace(adapted=template.adapted(ready.message, field=at))
             kept.append(ready)
         shown, for_template = ready.message, ready.adapted
         if ready.answer is not None and (reasoning := past.recall(ready.answer)):
@@ -332,7 +332,7 @@ def canonical(
             for_template = None
         messages.append(shown)
         if template is not None:
-            adapted.append(changeable(for_template or template.adapted(shown, at=at)))
+            adapted.append(changeable(for_template or template.adapted(shown, field=at)))
     beginning.keep(kept)
     made_prompt = msgspec.structs.replace(
         prompt,

@@ -81,7 +81,7 @@ def answer_message(text: str, *, reasoning: str = "", calls: Iterable[ToolCall] 
 
 
 def template_message(
-    message: Any, *, keep_parts: bool, arguments_as_text: bool, at: str
+    message: Any, *, keep_parts: bool, arguments_as_text: bool, field: str
 ) -> Message:
     """A message, checked and in the form that a template expects. It must not be changed.
 
@@ -91,13 +91,13 @@ def template_message(
         are joined with line breaks.
     arguments_as_text: True if the template writes the arguments of calls verbatim; otherwise it
         expects objects.
-    at: the request field of the message, for errors.
+    field: the request field of the message, for errors.
     """
     return made_once(
         message,
         (keep_parts, arguments_as_text),
         lambda: _template_message(
-            message, keep_parts=keep_parts, arguments_as_text=arguments_as_text, at=at
+            message, keep_parts=keep_parts, arguments_as_text=arguments_as_text, field=field
         ),
     )
 
@@ -113,23 +113,23 @@ def changeable(message: Message) -> Message:
 
 
 def _template_message(
-    message: Any, *, keep_parts: bool, arguments_as_text: bool, at: str
+    message: Any, *, keep_parts: bool, arguments_as_text: bool, field: str
 ) -> Message:
     if not isinstance(message, dict):
-        raise InvalidRequest("a message must be an object", field=at)
+        raise InvalidRequest("a message must be an object", field=field)
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise InvalidRequest("a message must have a role", field=f"{at}.role")
+        raise InvalidRequest("a message must have a role", field=f"{field}.role")
     # Templates check whether a key exists, so keys with null values are left out.
     adapted = {key: value for key, value in message.items() if value is not None}
     adapted["role"] = _ROLES.get(role, role)
     adapted["content"] = _content(
-        message.get("content"), keep_parts=keep_parts, field=f"{at}.content"
+        message.get("content"), keep_parts=keep_parts, field=f"{field}.content"
     )
     calls = adapted.pop("tool_calls", None)
     if calls:
         adapted["tool_calls"] = _tool_calls(
-            calls, arguments_as_text=arguments_as_text, field=f"{at}.tool_calls"
+            calls, arguments_as_text=arguments_as_text, field=f"{field}.tool_calls"
         )
     reasoning = reasoning_of(adapted)
     if reasoning:

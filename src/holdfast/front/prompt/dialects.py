@@ -288,6 +288,7 @@ def _dialect(
     *,
     also_read: tuple[CallFormat, ...] = (),
 ) -> ModelDialect:
+    """Combine the parts of a dialect, and find its markers among the tokenizer's added tokens."""
     added = tokenizer.backend.get_added_tokens_decoder()
     contents = {token.content for token in added.values()}
     silent: list[str] = [mark for mark in _SILENT_MARKS if mark in contents]

@@ -248,6 +248,7 @@ def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
 def _input_tokens(
     request: EmbeddingRequest, place: int, bundle: TokenizerBundle, *, info: ModelInfo
 ) -> TokenIds:
+    """The tokens of one input, cut at the end if the request allows that. Raises PromptTooLong."""
     given = request.inputs[place]
     limit = info.context_tokens
     field = request.field_of(place)
@@ -371,6 +372,7 @@ def _answers(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | No
 def _yes_no(
     request: RankRequest, place: int, bundle: TokenizerBundle, answers: AnswerTokens
 ) -> SequenceRequest:
+    """A request for the probabilities of yes and no, as a judgement of one document."""
     parts = {
         "instruction": request.instruction,
         "query": request.query,
@@ -398,6 +400,7 @@ def _yes_no(
 def _likelihood(
     request: RankRequest, place: int, bundle: TokenizerBundle, info: ModelInfo
 ) -> SequenceRequest:
+    """A request for the probabilities of the query's tokens after one document."""
     # The document comes first, so that it stays cached and another query can follow it.
     tokenizer = bundle.tokenizer
     before = f"Document: {tokenizer.guard(well_formed(request.documents[place]))}"

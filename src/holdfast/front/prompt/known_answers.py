@@ -348,7 +348,7 @@ def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> Answ
     parts: list[OutputDelta] = []
     for place in range(0, len(text), _READ_CHARACTERS):
         parts += form.push(text[place : place + _READ_CHARACTERS])
-    parts += form.flush(cut=cut)
+    parts += form.flush(was_cut_off=cut)
     for part in parts:
         separator = joints.separator(part)
         if isinstance(part, TextDelta):

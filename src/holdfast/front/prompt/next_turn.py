@@ -95,9 +95,7 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
 class _Recorder:
     bundle: TokenizerBundle
     tools: tuple[dict[str, Any], ...]  # definitions, as the prompt has them
-    answer_opening: (
-        str  # what the prompt contains after the header of the answer, such as `<think>`
-    )
+    answer_opening: str  # of the prompt, after the header of the answer, such as `<think>`
     opening_token_ids: tuple[int, ...]  # the tokens of `answer_opening`
     reads_calls: bool  # calls were parsed for the client, as they will be in the next turn
     one_call: bool  # the answer ends after its first call

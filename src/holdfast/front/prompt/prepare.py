@@ -416,6 +416,8 @@ def _fitted_conversation(
     limit: int,
     layouts: Layouts,
 ) -> tuple[Prompt, TruncatedPart | None]:
+    """Leave out the middle of a conversation of more than `limit` tokens. before: its tokens."""
+
     def count(messages: Sequence[Mapping[str, Any]]) -> int:
         shorter = _with_messages(prompt, messages)
         return len(conversation_tokens(request, shorter, bundle, layouts=layouts).token_ids)
@@ -551,16 +553,19 @@ class _TokenRuler:
         return kept
 
     def _ends(self, text: str, first: int, last: int) -> tuple[str, str]:
+        """As `ends`, for a text without images."""
         text = well_formed(text)
         known = self._known(text)
         tokens = len(known.token_ids)
         # only the pieces in which the ends end are tokenized again, and long ones not as a whole
-        piece = known.piece_of(min(first, tokens) - 1)
-        kept = min(first, tokens) - piece.first_token
+        first = min(first, tokens)
+        piece = known.piece_of(first - 1)
+        kept = first - piece.first_token
         beginning = text[piece.start : piece.end][: piece.characters(_AMPLE * kept)]
         start = piece.start
-        piece = known.piece_of(max(0, tokens - last))
-        left = piece.first_token + piece.tokens - max(0, tokens - last)
+        before_last = max(0, tokens - last)
+        piece = known.piece_of(before_last)
+        left = piece.first_token + piece.tokens - before_last
         ending = text[piece.start : piece.end][-piece.characters(_AMPLE * left) :]
         head, tail = self._bundle.tokenizer.encode_in_place([beginning, ending])
         head_end, tail_start = 0, len(ending)  # if the characters there have no tokens
@@ -594,6 +599,7 @@ def refuse_by_beginning(
 def _encoded(
     prompt: PromptText, bundle: TokenizerBundle, *, tenant: str, layouts: Layouts
 ) -> PromptTokens:
+    """Tokenize a prompt, but keep the tokens of its earlier answers as they were generated."""
     edges = (edge for answer in prompt.answers for edge in (answer.start, answer.end))
     images = (image.start for image in prompt.images)
     text = bundle.token_memory.tokens_of(
@@ -732,6 +738,7 @@ def _predicted_tokens(
 def _thought_end(
     request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool
 ) -> ThinkingBudget | None:
+    """A budget that ends a thought immediately; None if no marker ends this model's thoughts."""
     reasoning = bundle.dialect.reasoning
     if reasoning is None or not isinstance(request.prompt, ChatPrompt):
         return None

@@ -158,13 +158,13 @@ class ChatTemplate:
                 field=f"{field}.{len(prompt.messages) - 1}",
             )
 
-    def adapted(self, message: Any, *, at: str) -> Message:
+    def adapted(self, message: Any, *, field: str) -> Message:
         """A message in the form that the template expects; see `template_message`."""
         return template_message(
             message,
             keep_parts=self._keep_parts,
             arguments_as_text=self._arguments_as_text,
-            at=at,
+            field=field,
         )
 
     def rendered(
@@ -273,7 +273,7 @@ class ChatTemplate:
         if not prompt.messages:
             raise InvalidRequest("there must be at least one message", field=field)
         return [
-            changeable(self.adapted(message, at=f"{field}.{place}"))
+            changeable(self.adapted(message, field=f"{field}.{place}"))
             for place, message in enumerate(prompt.messages)
         ]
 

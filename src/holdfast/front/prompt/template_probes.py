@@ -280,6 +280,9 @@ def rewritten_turns(
 def _rewrites(
     template: ChatTemplate, dialect: ModelDialect, turn: NextTurn, options: Options
 ) -> bool:
+    """Whether the prompt of the next turn does not begin with the prompt before, or lacks the
+    thought of the answer between them.
+    """
     thought = "" if dialect.reasoning is None else _THOUGHT
     calls = [ToolCall(id="call00001", name="list_all", arguments="{}")] if turn == "results" else []
     answer = answer_message(_ANSWER, reasoning=thought, calls=calls)
@@ -391,6 +394,7 @@ def find_switch(template: ChatTemplate) -> ThinkingSwitch:
 def _nearest(
     name: str, known: Mapping[str, int], effort: ThinkingEffort, *, has_toggle: bool
 ) -> Options:
+    """The option that sets the known word whose rank is closest to an effort; empty: no option."""
     if has_toggle and effort in ("off", "on"):
         return {}
     if effort == "on" and 0 not in known.values():

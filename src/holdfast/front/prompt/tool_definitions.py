@@ -158,17 +158,20 @@ def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": "", **tool, "parameters": _complete_schema(parameters, "object", 0)}
 
 
-def _complete_schema(schema: Any, fallback: str, level: int) -> dict[str, Any]:
-    given = schema if isinstance(schema, Mapping) and level < _MAX_LEVELS else {}
+def _complete_schema(schema: Any, fallback: str, depth: int) -> dict[str, Any]:
+    """A schema with the type, description and members that some templates expect. fallback: the
+    type of a schema that names none.
+    """
+    given = schema if isinstance(schema, Mapping) and depth < _MAX_LEVELS else {}
     kind = _type(given) or fallback
     ready: dict[str, Any] = {"description": "", **given, "type": kind}
     if kind == "array":
-        ready["items"] = _complete_schema(given.get("items"), "string", level + 1)
+        ready["items"] = _complete_schema(given.get("items"), "string", depth + 1)
     if kind == "object":
         properties = given.get("properties")
         named = properties if isinstance(properties, Mapping) else {}
         ready["properties"] = {
-            name: _complete_schema(each, "string", level + 1) for name, each in named.items()
+            name: _complete_schema(each, "string", depth + 1) for name, each in named.items()
         }
         ready.setdefault("required", [])
         if not isinstance(given.get("additionalProperties"), Mapping):

@@ -152,6 +152,7 @@ class AnswerFile:
                     self._evict(database)
 
     def _evict(self, database: sqlite3.Connection) -> None:
+        """Delete the answers that were used longest ago, until part of the limit is free."""
         rows = database.execute(
             "SELECT id, tag, length(body) FROM answers ORDER BY used DESC"
         ).fetchall()

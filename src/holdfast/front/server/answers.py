@@ -209,6 +209,7 @@ class EventWriter:
         self._has_read_all = True
 
     async def _flush(self, *, more: bool = True) -> None:
+        """Send what is ready, or a keep-alive event if nothing is."""
         if self._is_detached:
             return
         if not self._started:

@@ -166,6 +166,9 @@ class RecentMisses:
         explanation: Explanation,
         record: RequestRecord,
     ) -> None:
+        """Remember a prompt and, if much of it could have been cached but was not, what had
+        changed.
+        """
         tenant = self._tenants.setdefault(request.tenant, _Tenant())
         self._tenants.move_to_end(request.tenant)
         prompts = tenant.prompts.setdefault(request.model, deque())
@@ -413,6 +416,7 @@ def _capital(text: str) -> str:
 
 
 def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
+    """Describe the first line that differs between two parts, one of which may be longer."""
     cached, text = earlier.text, part.text
     images = {*earlier.images, *part.images}
     at = common_length(cached, text)

@@ -46,6 +46,7 @@ async def open_streams(submit: SubmitCall, requests: Sequence[GenerationRequest]
 
 
 async def _open_many(submit: SubmitCall, requests: Sequence[GenerationRequest]) -> OutputStream:
+    """Submit several requests and merge their answers. If one fails, all are abandoned."""
     tasks = [asyncio.create_task(submit(request)) for request in requests]
     streams: list[GenerationStream] = []
     try:

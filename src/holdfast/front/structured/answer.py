@@ -25,11 +25,7 @@ from holdfast.front.structured.calls import (
     with_end,
 )
 from holdfast.front.structured.grammar_check import checked_schema, fault_of, fault_of_composed
-from holdfast.front.structured.keywords import (
-    MOST_REPETITIONS,
-    has_too_small_number,
-    repetitions,
-)
+from holdfast.front.structured.keywords import MOST_REPETITIONS, has_too_small, repetitions
 from holdfast.front.structured.lark import (
     GAP,
     Rules,
@@ -289,7 +285,7 @@ def _format_of(wanted: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict
             return expression, {}
         case "lark":
             _check_size(wanted, len(wanted.pattern))
-            if has_too_small_number(wanted.pattern):
+            if has_too_small(wanted.pattern):
                 reason = "a schema contains a number below the 64-bit range"
                 raise InvalidRequest(f"`{wanted.field}`: {reason}", field=wanted.field)
             _check_compiles(wanted, wanted.pattern)

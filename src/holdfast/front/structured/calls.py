@@ -182,6 +182,7 @@ def _blocks(
 def _block(
     rules: Rules, family: CallFormat, layout: CallLayout, tools: Sequence[CallableTool]
 ) -> CallBlock:
+    """The grammar of calls of these tools in one layout."""
     id_form = family.id_form
     calls: list[CallGrammar] = []
     unenforced: dict[str, Sequence[str]] = {}

@@ -41,41 +41,44 @@ def is_endless(clean: CleanSchema) -> bool:
     finite: set[str] = set()
     while True:  # a definition is finite once everything it needs is; iterate to the fixed point
         more = {
-            name for name, node in definitions.items() if name not in finite and _ends(node, finite)
+            name
+            for name, node in definitions.items()
+            if name not in finite and _can_end(node, finite)
         }
         if not more:
-            return not _ends(clean.schema, finite)
+            return not _can_end(clean.schema, finite)
         finite |= more
 
 
-def _ends(node: Schema | bool, finite: set[str]) -> bool:
+def _can_end(node: Schema | bool, finite: set[str]) -> bool:
+    """Whether some value of a schema is finite. finite: the definitions known to have one."""
     if isinstance(node, bool) or "enum" in node or "const" in node:
         return True
     if "$ref" in node and definition_name(node["$ref"]) not in finite:
         return False
-    if not all(_ends(member, finite) for member in node.get("allOf", ())):
+    if not all(_can_end(member, finite) for member in node.get("allOf", ())):
         return False
     for keyword in ("anyOf", "oneOf"):
-        if keyword in node and not any(_ends(member, finite) for member in node[keyword]):
+        if keyword in node and not any(_can_end(member, finite) for member in node[keyword]):
             return False
     kinds = named_types(node)
     if not kinds or set(kinds) - {"object", "array"}:
         return True  # a value without members or items is possible
-    return ("object" in kinds and _object_ends(node, finite)) or (
-        "array" in kinds and _array_ends(node, finite)
+    return ("object" in kinds and _object_can_end(node, finite)) or (
+        "array" in kinds and _array_can_end(node, finite)
     )
 
 
-def _object_ends(node: Schema, finite: set[str]) -> bool:
+def _object_can_end(node: Schema, finite: set[str]) -> bool:
     properties, others = node.get("properties", {}), node.get("additionalProperties", True)
-    return all(_ends(properties.get(name, others), finite) for name in node.get("required", ()))
+    return all(_can_end(properties.get(name, others), finite) for name in node.get("required", ()))
 
 
-def _array_ends(node: Schema, finite: set[str]) -> bool:
+def _array_can_end(node: Schema, finite: set[str]) -> bool:
     least = node.get("minItems", 0)
     first, others = items_of(node)
-    return all(_ends(item, finite) for item in first[:least]) and (
-        least <= len(first) or _ends(others, finite)
+    return all(_can_end(item, finite) for item in first[:least]) and (
+        least <= len(first) or _can_end(others, finite)
     )
 
 
@@ -131,6 +134,7 @@ def fault_of(grammar: str) -> str:
 
 
 def _tried(grammar: str, times: int) -> str:
+    """Why a grammar cannot be used; empty if it can. times: as for `_trial`."""
     from llguidance import LLMatcher
 
     tokenizer, limits = _trial(times)
@@ -175,6 +179,9 @@ def checked_schema(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanS
 
 @lru_cache(maxsize=512)
 def _checked(schema: bytes, bounds: SchemaBounds, strict: bool) -> CleanSchema:
+    """Clean a schema, and leave out one keyword after another until its grammar compiles. In strict
+    mode, raises SchemaFault instead of leaving anything out.
+    """
     try:
         found = clean(msgspec.json.decode(schema), bounds=bounds, strict=strict)
     except SchemaFault:

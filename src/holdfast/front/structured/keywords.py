@@ -149,7 +149,7 @@ def is_too_small(value: Any) -> bool:
     return isinstance(value, int | float) and value < _LEAST
 
 
-def has_too_small_number(grammar: str) -> bool:
+def has_too_small(grammar: str) -> bool:
     """As `is_too_small`, for the text of a grammar that contains a schema. Also true if the number
     is only in a string.
     """
@@ -203,6 +203,9 @@ def atoms(regex: str) -> Iterator[tuple[int, str]]:
 
 
 def _atom_end(regex: str, place: int) -> int:
+    """Where the atom ends that begins at a place of a regular expression: an escape, a class or one
+    character.
+    """
     if regex[place] == "\\":
         if _NAMED_ESCAPE.match(regex, place):
             end = regex.find("}", place) + 1

@@ -373,6 +373,7 @@ def _with_exact_formats(schema: Any) -> Any:
 
 
 def _with_each_subschema(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A copy of a schema with each of its direct subschemas changed."""
     found = dict(schema)
     for keyword in (*MAPS, "$defs"):
         if keyword in found:

@@ -105,7 +105,7 @@ class _Walk:
             if name:
                 found["$ref"] = f"#/$defs/{name}"
         for keyword in keywords.PLAIN:
-            if keyword in node and self._is_enforceable(keyword, node, place=place):
+            if keyword in node and self._accept_keyword(keyword, node, place=place):
                 found[keyword] = keywords.enforced_value(keyword, node[keyword])
         for keyword in keywords.UNSUPPORTED:
             if keyword in node and not keywords.says_nothing(keyword, node[keyword], node):
@@ -139,7 +139,10 @@ class _Walk:
             raise SchemaFault(f"the keyword {keyword!r} {reason}", place=join_place(place, keyword))
         self.unenforced.append(join_place(place, keyword))
 
-    def _is_enforceable(self, keyword: str, node: Schema, *, place: str) -> bool:
+    def _accept_keyword(self, keyword: str, node: Schema, *, place: str) -> bool:
+        """Decide whether a keyword stays in the schema; if not, note that it is left out, unless it
+        says nothing. Raises SchemaFault.
+        """
         value = node[keyword]
         match keyword:
             case _ if not keywords.is_well_typed(keyword, value):

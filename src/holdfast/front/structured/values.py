@@ -460,6 +460,7 @@ class _LiteralGrammar:
         return self._definitions[reference]
 
     def _any_value(self) -> str:
+        """The rule for a value of any type, which is made when it is first needed."""
         if not self._anything:
             self._anything = self._rules.open_rule()
             body = one_of(self._of_type(kind, {}) for kind in _ALL_TYPES)

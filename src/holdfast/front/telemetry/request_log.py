@@ -482,6 +482,7 @@ class AnswerRecord:
         return None if at is None else at - self.began
 
     def _observe_news(self, event: OutputDelta, now: float) -> None:
+        """Measure when text of a choice arrives, and count its tokens, calls and repairs."""
         index = event.index
         latest = self._latest_text.get(index)
         if latest is None:

@@ -170,6 +170,7 @@ class Channels(CallFormat):
     def _read_content(
         self, source: Incoming, deltas: AnswerDeltas, header: MessageHeader
     ) -> Parser[None]:
+        """Read the content of a message: a call if the header names a tool, else text or thought."""
         name = header.recipient
         if not name and header.role.removeprefix(self.prefix) not in _NOT_TOOLS:
             name = header.role  # some models put the tool's name in place of the role

@@ -269,6 +269,7 @@ class JsonStream:
         source.drop_read()
 
     def _step(self, character: str) -> Parser[None]:
+        """Read what begins with a character, and repair what JSON does not allow there."""
         source = self._source
         expects_key = self._expects == "key" or (
             self._expects == "next" and self._next_in_container == "key"

@@ -257,6 +257,7 @@ def _in_numpys_wheel() -> list[str]:
 
 
 def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
+    """Load the first library that MLX can call, through the shim if possible."""
     # not at the top: it imports numpy, which the command line does not need
     from holdfast.worker.cpu.kernels import products
 

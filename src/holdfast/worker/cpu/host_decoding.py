@@ -66,7 +66,7 @@ def attend(
     *,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Attention of one query per sequence over the last `seen_tokens` positions of each. Requires
+    """Attention of one query per sequence, over the last `seen_tokens` positions of each. Requires
     `pays`.
 
     queries: scaled, [rows, heads, 1, head_dim]. sinks: [heads]. Returns [rows, heads, 1,

@@ -133,6 +133,9 @@ class SuffixDrafter:
             self._add(token_id)
 
     def _add(self, token_id: int) -> None:
+        """Add a token, learn whether it would have been drafted, and find where the next draft
+        begins.
+        """
         tokens = self._tokens
         at = self._draft_start
         replaced = None

@@ -524,6 +524,9 @@ class Engine:
     # -- the parts of a step
 
     def _sample(self, spans: list[SequenceSpan], logits: StepLogits) -> PendingStep:
+        """Add sampling to a step. If it has constrained sequences, this is done once their masks
+        are known.
+        """
         pending = PendingStep(
             spans=spans,
             sampling_spans=[each for each in spans if each.wanted_rows],

@@ -213,6 +213,7 @@ class RowsRunner(Runner):
         self._whole_steps = self.backend.whole_steps(model)
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        """One forward pass over all tokens as rows, or several if images of the spans need that."""
         if self._whole_steps is not None and context.computes_whole_steps:
             logits: StepLogits | None = self._whole_steps(spans)
             if logits is not None:

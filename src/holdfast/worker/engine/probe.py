@@ -157,6 +157,7 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
 
 
 def _chosen(model: Any, vocab_size: int, wanted: str) -> Runner:
+    """The first layout, or the wanted one, with which the model computes correctly."""
     trials: list[Trial] = []
     judge = _judge_of(model, vocab_size)
     for head in (ProjectionHook(model), None):
@@ -681,6 +682,7 @@ def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...
 
 
 def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
+    """What is wrong with attention of this shape, as a list of at most one text."""
     dimensions = (
         f"{shape.heads} heads, {shape.kv_heads} key heads, dimension {shape.head_dimension}"
     )

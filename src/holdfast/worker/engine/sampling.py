@@ -142,9 +142,8 @@ def _penalise_repetition(
     rows, ids = _places(seen)
     penalty = mx.array([edit.params.repetition_penalty for edit in edits], dtype=mx.float32)[rows]
     before = logits[rows, ids]
-    edited = mx.array(
-        logits
-    )  # a second handle: assigning to it leaves the caller's array unchanged
+    # a second handle: assigning to it leaves the caller's array unchanged
+    edited = mx.array(logits)
     # an id that occurs twice is written twice with the same value
     edited[rows, ids] = _penalised(before, penalty)
     return edited

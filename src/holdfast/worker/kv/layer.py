@@ -281,7 +281,7 @@ class LayerState(Layer):
         return tokens
 
     def lasting_prefix(self, tokens: int) -> int:
-        """As `resumable_prefix`, for a prefix that stays usable when this state gets more tokens."""
+        """As `resumable_prefix`, for a prefix that stays usable when the state grows."""
         return tokens
 
     def quantized_before(self, tokens: int) -> int:

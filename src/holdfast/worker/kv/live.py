@@ -204,7 +204,7 @@ class LiveState:
         return min((leaf.resumable_prefix(tokens) for leaf in self.growing), default=tokens)
 
     def lasting_prefix(self, tokens: int) -> int:
-        """As `resumable_prefix`, for a prefix that stays usable when this state gets more tokens."""
+        """As `resumable_prefix`, for a prefix that stays usable when the state grows."""
         return min((leaf.lasting_prefix(tokens) for leaf in self.growing), default=tokens)
 
     def rewind(self, tokens: int) -> None:

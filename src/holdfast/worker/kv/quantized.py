@@ -177,6 +177,7 @@ class QuantizedKV(LayerKV):
         return self._block_start(self.tokens) == self._block_start(self.tokens + tokens - 1)
 
     def _make_room(self, like: Sequence[mx.array], tokens: int) -> None:
+        """Make the buffers long enough for the next tokens. like: as for `new_buffers`."""
         if not self._buffers or self._end + tokens > self._buffers[0].shape[2]:
             # the new tokens see these blocks quantized
             self._quantize(self._block_start(self.tokens))

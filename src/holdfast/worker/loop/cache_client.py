@@ -384,6 +384,7 @@ class CacheClient:
             raise
 
     def _open(self, sequence: LiveSequence) -> None:
+        """Open a sequence from its cached prefix, if it has one. Reports why it has none."""
         request = sequence.request
         start = sequence.start
         lookup = start.lookup

@@ -231,6 +231,9 @@ class DeviceSteps:
         return (first, second) if second < first else (first,)
 
     def _failed_alone(self, span: Span, failure: DeviceFailed) -> SpanResult:
+        """The result of a span that failed in a step of its own. Raises DeviceBroken if the device
+        is to blame.
+        """
         self._failures_in_a_row += 1
         if self._failures_in_a_row >= FAILURES_OF_A_BROKEN_DEVICE:
             raise DeviceBroken(

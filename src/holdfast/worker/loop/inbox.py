@@ -177,6 +177,9 @@ class Heart:
             self._beat(socket)
 
     def _beat(self, socket: zmq.Socket[bytes]) -> None:
+        """Send heartbeats until told to stop; each reports the page faults and the processor time
+        since the last.
+        """
         encoder = msgspec.msgpack.Encoder()
         beaten_at = time.monotonic()
         faults_before = _major_page_faults()

@@ -751,6 +751,7 @@ class WorkerLoop:
             self._complete(step)
 
     def _complete(self, step: DispatchedStep) -> None:
+        """Wait for a step and process its results. If it failed, each span is tried alone."""
         self._pulse.work(step.expected_seconds)
         results = self._steps.collect(step, later=self._dispatched)
         self._cache.end_step(step, results)

@@ -224,6 +224,7 @@ class PrefixCache:
         )
 
     def _plan_again(self, lookup: Lookup) -> None:
+        """Plan a lookup anew, because blocks or the live state of its plan were lost."""
         lookup.hold.close()
         limit = _limit(lookup.chain)
         if lookup.limit_tokens is not None:

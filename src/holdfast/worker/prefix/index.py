@@ -226,6 +226,9 @@ class PrefixIndex:
         *,
         holder: LiveChain | None = None,
     ) -> Block | None:
+        """Append a block to a chain. Returns None if there is no room for it and neither the store
+        nor a live chain holds it.
+        """
         parent_key = cursor.parent_key
         parent_tokens = cursor.parent_tokens
         is_wanted = holder is None or self._store is not None

@@ -177,8 +177,7 @@ class LiveTier:
     def _possible_claim(
         self, packed: bytes, *, root: Root, tokens_in_blocks: int, may_move: bool
     ) -> LiveClaim | None:
-        """What a sequence could take from the live state with the longest common prefix; None:
-        nothing.
+        """What a sequence could take from the live state with the longest common prefix; or None.
 
         If some layers resume only at checkpoints, a live state has them only at its end. A sequence
         that takes the state over starts there. Any other sequence takes these layers from a stored

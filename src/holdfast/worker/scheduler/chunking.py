@@ -356,6 +356,9 @@ class ChunkSharing:
         taken: dict[ScheduledSequence, int],
         step: int,
     ) -> None:
+        """Divide an allowance among the prompts of one group: half for the oldest, half for those
+        ahead of it, alternating which of them comes first; what remains is for the others.
+        """
         ahead, behind = self._ahead_and_behind(prompts, step)
         oldest = prompts[:1]
         if not ahead:

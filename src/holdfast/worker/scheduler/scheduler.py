@@ -192,6 +192,7 @@ class Scheduler:
         self._fairness.add_sequence(sequence)
 
     def _check(self, sequence: ScheduledSequence) -> None:
+        """Raise InvalidRequest for a request that cannot be served."""
         if sequence.request_id in self._sequences:
             raise InvalidRequest(
                 f"a request with the id {sequence.request_id!r} is already being served",
@@ -423,6 +424,9 @@ class Scheduler:
         offers: Offers,
         may_prefill: MayPrefill,
     ) -> Decision:
+        """Plan the step after room was made, and estimate its duration, including the copies of
+        buffers that grow.
+        """
         plan = self._plan(offers, may_prefill)
         if not plan.spans and not admitted and not room.preempted and not room.grown:
             return _NOTHING_TO_DO

@@ -334,6 +334,7 @@ class SessionPins:
         return True
 
     def _unpin(self, session: Session, keys: set[BlockKey]) -> None:
+        """Release blocks that a session pins. Those that no other session pins may be evicted."""
         if not keys:
             return
         name = session.record_name

@@ -225,6 +225,10 @@ class Transfers:
         count: int,
         contents: queue.Queue[StoredBlock | BlockKey],
     ) -> None:
+        """Write an exported session from a queue of `count` blocks, some of which are keys of
+        stored blocks.
+        """
+
         def blocks() -> Iterator[StoredBlock]:
             failure: ReadFailed | None = None
             for _ in range(count):
