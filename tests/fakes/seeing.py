@@ -14,11 +14,11 @@ import msgspec
 
 from holdfast.config import ImagesSettings, LimitsSettings, ServerSettings
 from holdfast.front.application import create_application
+from holdfast.front.gateway import Gateway
 from holdfast.front.images.fetch import AddressTest, is_public
 from holdfast.front.images.intake import ImageIntake
 from holdfast.front.link.event_stream import WorkerClient
 from holdfast.front.prompt.dialects import find_dialect
-from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer

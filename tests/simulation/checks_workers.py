@@ -58,7 +58,7 @@ class WorkerChecks(Part):
 
     def _check_waits(self, loop: WorkerLoop) -> None:
         """Every waiting request states a true reason."""
-        cache = loop._cache
+        cache = loop._cache_client
         for sequence in loop._ledger.live():
             scheduled = sequence.scheduled
             reason = scheduled.waits_for

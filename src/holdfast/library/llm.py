@@ -21,6 +21,7 @@ from holdfast.config import KVBitsChoice, LimitsSettings, Settings, load_setting
 from holdfast.errors import InvalidRequest
 from holdfast.files import hash_cache_file, read_regular
 from holdfast.front.answers.choice import ChoiceText
+from holdfast.front.gateway import sessions_of
 from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake, text_only
 from holdfast.front.images.sources import ImageSource, image_part, is_image_kind
@@ -44,7 +45,6 @@ from holdfast.front.prompt.embed_and_rank import (
     embedding_of,
     embedding_sequences,
 )
-from holdfast.front.prompt.gateway import sessions_of
 from holdfast.front.prompt.images import ImageLayouts
 from holdfast.front.prompt.limits import tenant_of
 from holdfast.front.prompt.next_turn import Observe, observer

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from holdfast.config import LimitsSettings
+from holdfast.front.gateway import Gateway
 from holdfast.front.link.event_stream import WorkerClient
-from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template_probes import NextTurn
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle

@@ -25,9 +25,9 @@ from holdfast.front.application import DIALECTS, create_application
 from holdfast.front.fleet.catalog import Catalog, catalog_of
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import Residency
+from holdfast.front.gateway import Gateway
 from holdfast.front.images.folder import images_folder
 from holdfast.front.images.intake import ImageIntake
-from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.tokenizer_bundle import Bundles, TokenizerBundle, load_tokenizer_bundle
 from holdfast.front.records.answer_tokens import AnswerFile
 from holdfast.front.records.responses import ResponseStore

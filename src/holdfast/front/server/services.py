@@ -17,9 +17,9 @@ from holdfast.errors import HoldfastError, WorkerUnavailable
 from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import ModelStatus, Residency
+from holdfast.front.gateway import Gateway
 from holdfast.front.images.intake import ImageIntake
 from holdfast.front.prompt.dialects import DialectReport
-from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.records.responses import ResponseStore
 from holdfast.front.server.access import ConcurrentAnswers, Drain, KeyRing, Seal
 from holdfast.front.server.misses import RecentMisses

@@ -11,8 +11,8 @@ import msgspec
 from starlette.types import Receive
 
 from holdfast.errors import QueueFull, TimeLimitExceeded
+from holdfast.front.gateway import GenerationStream
 from holdfast.front.output import OutputEvent, TruncatedPart
-from holdfast.front.prompt.gateway import GenerationStream
 from holdfast.front.request import GenerationRequest, MarkedPrefix
 from holdfast.front.server.problem import RequestRefused
 from holdfast.machine.clocks import awake_clock, awake_timeout

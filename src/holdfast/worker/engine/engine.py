@@ -246,80 +246,6 @@ class Engine:
         self._sequences[request.request_id] = sequence
         return sequence.live
 
-    @property
-    def image_reuse_refused(self) -> str:
-        """Why prompts with images must not be cached; empty if they may."""
-        return "" if self.images is None else self.images.info.reuse_refused
-
-    def lacks_images(self, span: Span) -> bool:
-        """Whether features of images in a span are not computed yet."""
-        images = self._sequences[span.request_id].images
-        return images is not None and images.lacks(span.start, span.tokens)
-
-    def can_provide_images(self, request_id: RequestId, start: int, tokens: int) -> bool:
-        """Whether the images in a part of an open sequence's prompt have features, or cannot be
-        used. Computes those of one image between two calls of `poll_images`, and begins to process
-        others.
-        """
-        images = self._sequences[request_id].images
-        if self.images is None or images is None:
-            return True
-        return self.images.can_provide(images, start=start, tokens=tokens)
-
-    def has_all_images(self, request_id: RequestId, *, end: int) -> bool:
-        """Whether all images of an open sequence before a position are processed."""
-        images = self._sequences[request_id].images
-        return self.images is None or images is None or self.images.has_all(images, end=end)
-
-    def provide_images(self, span: Span) -> None:
-        """Compute the features of the images in a span that are not computed yet. `dispatch` does
-        that, too; doing it before keeps the time out of that of the step. Waits for the device.
-        Raises InvalidRequest if an image cannot be used.
-        """
-        images = self._sequences[span.request_id].images
-        if self.images is not None and images is not None:
-            self.images.provide(images, start=span.start, tokens=span.tokens)
-
-    def ask_about_images(self, command: ImageCommand) -> ImageAnswer | None:
-        """Ask how the model sees the images of a command. Returns the answer if the model cannot be
-        given images; otherwise, `poll_images` returns it later.
-        """
-        if self.images is not None:
-            self.images.request_layouts(command)
-            return None
-        failures = dict.fromkeys(command.images, _NO_IMAGES)
-        return ImageAnswer(call_id=command.call_id, failures=failures)
-
-    def prepare_images(self, request: SequenceRequest, *, start: int, prepared: set[str]) -> bool:
-        if self.images is None:
-            return False
-        return self.images.prepare(request, start=start, prepared=prepared)
-
-    def has_unprepared_images(
-        self, request: SequenceRequest, *, start: int, prepared: Container[str]
-    ) -> bool:
-        """Whether a prompt has images after `start` that are neither prepared nor have features."""
-        if self.images is None or not request.images:
-            return False
-        return bool(self.images.unprepared(request, start=start, prepared=prepared))
-
-    @property
-    def is_reading_images(self) -> bool:
-        return self.images is not None and self.images.is_busy
-
-    def poll_images(self) -> list[ImageAnswer]:
-        """Take processed images, and end the image process when it is idle. Returns the answers to
-        image commands whose images are all processed. Does not wait. Call it before each step.
-        """
-        if self.images is None:
-            return []
-        self.images.poll()
-        return list(self.images.answers())
-
-    def close_images(self) -> None:
-        if self.images is not None:
-            self.images.close()
-
     def reserve_tokens(self, request_id: RequestId, capacity_tokens: int) -> None:
         """Make room in an open sequence's state for `capacity_tokens` tokens in total."""
         self._sequences[request_id].live.reserve(capacity_tokens)
@@ -481,6 +407,82 @@ class Engine:
     def abandon_pending(self) -> None:
         """Forget all pending steps, because one of them failed."""
         self._under_way.clear()
+
+    # -- images
+
+    @property
+    def image_reuse_refused(self) -> str:
+        """Why prompts with images must not be cached; empty if they may."""
+        return "" if self.images is None else self.images.info.reuse_refused
+
+    def lacks_images(self, span: Span) -> bool:
+        """Whether features of images in a span are not computed yet."""
+        images = self._sequences[span.request_id].images
+        return images is not None and images.lacks(span.start, span.tokens)
+
+    def can_provide_images(self, request_id: RequestId, start: int, tokens: int) -> bool:
+        """Whether the images in a part of an open sequence's prompt have features, or cannot be
+        used. Computes those of one image between two calls of `poll_images`, and begins to process
+        others.
+        """
+        images = self._sequences[request_id].images
+        if self.images is None or images is None:
+            return True
+        return self.images.can_provide(images, start=start, tokens=tokens)
+
+    def has_all_images(self, request_id: RequestId, *, end: int) -> bool:
+        """Whether all images of an open sequence before a position are processed."""
+        images = self._sequences[request_id].images
+        return self.images is None or images is None or self.images.has_all(images, end=end)
+
+    def provide_images(self, span: Span) -> None:
+        """Compute the features of the images in a span that are not computed yet. `dispatch` does
+        that, too; doing it before keeps the time out of that of the step. Waits for the device.
+        Raises InvalidRequest if an image cannot be used.
+        """
+        images = self._sequences[span.request_id].images
+        if self.images is not None and images is not None:
+            self.images.provide(images, start=span.start, tokens=span.tokens)
+
+    def ask_about_images(self, command: ImageCommand) -> ImageAnswer | None:
+        """Ask how the model sees the images of a command. Returns the answer if the model cannot be
+        given images; otherwise, `poll_images` returns it later.
+        """
+        if self.images is not None:
+            self.images.request_layouts(command)
+            return None
+        failures = dict.fromkeys(command.images, _NO_IMAGES)
+        return ImageAnswer(call_id=command.call_id, failures=failures)
+
+    def prepare_images(self, request: SequenceRequest, *, start: int, prepared: set[str]) -> bool:
+        if self.images is None:
+            return False
+        return self.images.prepare(request, start=start, prepared=prepared)
+
+    def has_unprepared_images(
+        self, request: SequenceRequest, *, start: int, prepared: Container[str]
+    ) -> bool:
+        """Whether a prompt has images after `start` that are neither prepared nor have features."""
+        if self.images is None or not request.images:
+            return False
+        return bool(self.images.unprepared(request, start=start, prepared=prepared))
+
+    @property
+    def is_reading_images(self) -> bool:
+        return self.images is not None and self.images.is_busy
+
+    def poll_images(self) -> list[ImageAnswer]:
+        """Take processed images, and end the image process when it is idle. Returns the answers to
+        image commands whose images are all processed. Does not wait. Call it before each step.
+        """
+        if self.images is None:
+            return []
+        self.images.poll()
+        return list(self.images.answers())
+
+    def close_images(self) -> None:
+        if self.images is not None:
+            self.images.close()
 
     # -- measurements
 

@@ -28,12 +28,12 @@ class IdleWork:
         *,
         ledger: Ledger,
         scheduler: Scheduler,
-        cache: CacheClient,
+        cache_client: CacheClient,
         lifetimes: Lifetimes,
     ) -> None:
         self._ledger = ledger
         self._scheduler = scheduler
-        self._cache = cache
+        self._cache_client = cache_client
         self._lifetimes = lifetimes
         self._running: LiveSequence | None = None  # the others wait in the ledger
 
@@ -41,7 +41,7 @@ class IdleWork:
         """Accept a prompt to prefill ahead, or drop it immediately if its KV would not be cached."""
         self._ledger.accept(sequence)
         self._drop_oldest()
-        if not self._cache.keeps(sequence.request):
+        if not self._cache_client.keeps(sequence.request):
             self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
@@ -73,12 +73,12 @@ class IdleWork:
             self._drop(sequence)
         else:
             self._running = sequence
-            self._cache.look_up(sequence)
+            self._cache_client.look_up(sequence)
 
     def give_up_if_stuck(self) -> None:
         """Drop a ready prompt that did not start without other work: it needs too much memory."""
         sequence = self._current()
-        if sequence is None or self._cache.is_waited_for:
+        if sequence is None or self._cache_client.is_waited_for:
             return
         if not sequence.scheduled.is_running:
             self._drop(sequence)

@@ -35,13 +35,13 @@ class Lifetimes:
         engine: Engine,
         scheduler: Scheduler,
         ledger: Ledger,
-        cache: CacheClient,
+        cache_client: CacheClient,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._ledger = ledger
-        self._cache = cache
+        self._cache_client = cache_client
         self._clock = clock
 
     def preempt(self, request_id: RequestId) -> None:
@@ -72,7 +72,7 @@ class Lifetimes:
         sizes = None
         try:
             with device_call():
-                sizes = self._cache.quantize(sequence)
+                sizes = self._cache_client.quantize(sequence)
         except DeviceFailed:
             logger.exception("the KV of request %s could not be quantized", sequence.id)
         if sizes is None:  # not in the except block, where the traceback keeps arrays alive
@@ -110,12 +110,12 @@ class Lifetimes:
             # another sequence admitted in this step took the live state that this one wanted
             if sequence.start.lookup is not None and sequence.start.lookup.has_lost_its_base:
                 self._scheduler.restart(sequence.id)
-                self._cache.look_up(sequence)
+                self._cache_client.look_up(sequence)
                 continue
             sequence.admit(now=self._clock())
             try:
                 with device_call():
-                    self._cache.open(sequence)
+                    self._cache_client.open(sequence)
             except DeviceFailed as raised:
                 unopened.append((sequence, raised))
         # only after all others have started, so that no sequence is between waiting and running
@@ -197,7 +197,7 @@ class Lifetimes:
             if restarts:
                 outcome = "restarts from blocks" if blames_live_state else "restarts from nothing"
             logger.warning("request %s %s: %s", sequence.id, outcome, reason)
-        self._cache.distrust(sequence)
+        self._cache_client.distrust(sequence)
         sequence.drop_state()
         if not restarts:
             return
@@ -220,7 +220,7 @@ class Lifetimes:
 
         is_healthy: False if the state must not be cached. has_ended: False if it continues later.
         """
-        self._cache.release_sequence(sequence, is_healthy=is_healthy, has_ended=has_ended)
+        self._cache_client.release_sequence(sequence, is_healthy=is_healthy, has_ended=has_ended)
         if sequence.is_open:
             sequence.is_open = False
             self._engine.close(sequence.id)
@@ -243,7 +243,7 @@ class Lifetimes:
     def _look_up_unless_paused(self, sequence: LiveSequence) -> None:
         # a paused sequence is looked up when it is resumed
         if not sequence.scheduled.is_paused:
-            self._cache.look_up(sequence)
+            self._cache_client.look_up(sequence)
 
     def _restart(self, sequence: LiveSequence) -> None:
         self._scheduler.restart(sequence.id)

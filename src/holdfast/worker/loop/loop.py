@@ -142,8 +142,8 @@ class WorkerLoop:
                 counters=self._ledger.counters,
                 model=model.draft_model,
             )
-        self._prefixes = cache
-        self._cache = CacheClient(
+        self._prefix_cache = cache
+        self._cache_client = CacheClient(
             cache,
             engine=engine,
             scheduler=scheduler,
@@ -152,10 +152,10 @@ class WorkerLoop:
             clock=clock,
         )
         self._lifetimes = Lifetimes(
-            engine=engine, scheduler=scheduler, ledger=self._ledger, cache=self._cache, clock=clock
+            engine=engine, scheduler=scheduler, ledger=self._ledger, cache_client=self._cache_client, clock=clock
         )
         self._idle = IdleWork(
-            ledger=self._ledger, scheduler=scheduler, cache=self._cache, lifetimes=self._lifetimes
+            ledger=self._ledger, scheduler=scheduler, cache_client=self._cache_client, lifetimes=self._lifetimes
         )
         self._dispatched: DispatchedStep | None = None  # the step that is not collected yet
         self._collected_at = 0.0  # when the last step was collected
@@ -198,7 +198,7 @@ class WorkerLoop:
         except Exception:
             self._send()
             self._close_sessions(is_complete=False)
-            self._cache.close(saves_all=False)
+            self._cache_client.close(saves_all=False)
             raise
         finally:
             self._engine.close_images()
@@ -208,14 +208,14 @@ class WorkerLoop:
         self._pulse.rest()  # no heartbeat deadline: the front limits the duration of a shutdown
         self._lifetimes.cancel_all(unhealthy=self._collect_last_step())
         self._send()
-        self._cache.flush()
+        self._cache_client.flush()
         self._close_sessions(is_complete=True)
-        self._cache.close(saves_all=True)
+        self._cache_client.close(saves_all=True)
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
         return self._ledger.counters.statistics(
             self._scheduler.statistics(),
-            self._cache.figures(),
+            self._cache_client.figures(),
             waits=self._ledger.waits(),
             in_answer=in_answer,
         )
@@ -230,7 +230,7 @@ class WorkerLoop:
     @property
     def _waits_for_data(self) -> bool:
         """Whether a request waits for blocks or images that are being read."""
-        return self._cache.is_waited_for or self._engine.is_reading_images or self._waits_for_images
+        return self._cache_client.is_waited_for or self._engine.is_reading_images or self._waits_for_images
 
     def _receive(self, *, is_busy: bool) -> list[Command]:
         timeout_seconds = IDLE_SECONDS
@@ -283,7 +283,7 @@ class WorkerLoop:
                     if self._memory is not None:
                         self._memory.set_worker_pressure(command.pressure)
                 case ReadAheadRun():
-                    self._cache.note_read_ahead(command)
+                    self._cache_client.note_read_ahead(command)
                 case LogChange():
                     logging.getLogger().setLevel(command.level.upper())
                     logger.debug("the log level of this worker is now %s", command.level)
@@ -299,12 +299,12 @@ class WorkerLoop:
         that adapter is cached. So the KV of different adapters is never mixed up.
         """
         if (
-            self._prefixes is None
+            self._prefix_cache is None
             or not isinstance(command, SequenceRequest | SessionCommand | ReadAheadRun)
             or command.adapter not in self._model.adapters
         ):
             return command
-        tenant = self._prefixes.tenant_of(command.tenant, adapter=command.adapter)
+        tenant = self._prefix_cache.tenant_of(command.tenant, adapter=command.adapter)
         return msgspec.structs.replace(command, tenant=tenant)
 
     def _accept_request(self, request: SequenceRequest) -> None:
@@ -340,7 +340,7 @@ class WorkerLoop:
         if self._sessions is not None and request.session_id:
             self._sessions.request_accepted(request.session_id, tenant=request.tenant)
         self._ledger.accept(sequence)
-        self._cache.look_up(sequence)
+        self._cache_client.look_up(sequence)
 
     def _new_sequence(self, request: SequenceRequest, costs: SequenceCosts) -> LiveSequence:
         return LiveSequence(
@@ -351,7 +351,7 @@ class WorkerLoop:
                 max_tokens=request.max_tokens,
                 generated_tokens=len(request.generated_token_ids),
                 costs=costs,
-                boundaries=self._cache.boundaries(request),
+                boundaries=self._cache_client.boundaries(request),
                 indivisible=self._engine.indivisible(request),
                 service=request.service,
                 is_idle_work=request.is_idle_work,
@@ -365,9 +365,15 @@ class WorkerLoop:
         if self._sessions is None or not request.session_id:
             return
         self._complete_for_closed_sequences()
-        self._cache.flush()  # this opens the session of an answer that has just ended
+        self._cache_client.flush()  # this opens the session of an answer that has just ended
         if not self._sessions.is_open(request.session_id, tenant=request.tenant):
             self._idle.forget_session(request.session_id, tenant=request.tenant)
+
+    def _no_adapter(self, name: str) -> str:
+        return (
+            f"the loaded model has no adapter {name!r}; available: "
+            f"{', '.join(self._model.adapters) or 'none'}"
+        )
 
     def _choose_costs(self, request: SequenceRequest, *, is_short: bool) -> SequenceCosts:
         """The memory of a new sequence in the form of keys and values that is best for it now.
@@ -383,7 +389,7 @@ class WorkerLoop:
         form = self._model.forms.choose(
             request,
             is_short=is_short,
-            cached_tokens=partial(self._cache.cached_tokens, request),
+            cached_tokens=partial(self._cache_client.cached_tokens, request),
             fits=fits,
         )
         return self._model.costs.get(form, self._scheduler.usual_costs)
@@ -423,7 +429,7 @@ class WorkerLoop:
             return
         self._scheduler.pause(request_id)
         # the cache releases the blocks found for it, and no other request waits for its prefill
-        self._cache.withdraw(sequence)
+        self._cache_client.withdraw(sequence)
         sequence.wait(WaitReason.READER, now=self._clock())
 
     def _resume(self, request_id: RequestId) -> None:
@@ -434,7 +440,7 @@ class WorkerLoop:
         sequence.wait(None, now=self._clock())
         if not sequence.is_open:
             self._complete_for_closed_sequences()
-            self._cache.look_up(sequence)
+            self._cache_client.look_up(sequence)
 
     def _set_limits(self, limits: SchedulerLimits) -> None:
         try:
@@ -443,93 +449,6 @@ class WorkerLoop:
             )
         except InvalidRequest as error:  # unexpected: the front has checked the limits
             logger.error("the scheduler's limits are not changed: %s", error)
-
-    # -- sessions
-
-    def _no_adapter(self, name: str) -> str:
-        return (
-            f"the loaded model has no adapter {name!r}; available: "
-            f"{', '.join(self._model.adapters) or 'none'}"
-        )
-
-    def _change_session(self, command: SessionCommand) -> None:
-        sessions = self._sessions
-        if command.adapter and command.adapter not in self._model.adapters:
-            self._refuse(command, SessionFailure.NOT_FOUND, self._no_adapter(command.adapter))
-            return
-        if sessions is None:
-            message = "this model has no prefix cache, so there are no sessions"
-            self._refuse(command, SessionFailure.OFF, message)
-            return
-        if command.operation == "close":
-            self._complete_idle_work()
-            self._idle.forget_session(command.session_id, tenant=command.tenant)
-        self._complete_for_closed_sequences()
-        self._cache.flush()
-        if command.operation == "close":
-            self._detach_running(command, sessions)
-        with log_failure(
-            "a session command failed",
-            otherwise=lambda error: self._refuse(command, SessionFailure.FAILED, str(error)),
-        ):
-            answer = sessions.carry_out(command)
-            if answer is not None:
-                self._ledger.emit(answer)
-
-    def _detach_running(self, command: SessionCommand, sessions: SessionService) -> None:
-        """Detach the running requests of a session that is about to be closed.
-
-        Their results so far are closed or forgotten with the session, even if they are its
-        first requests. If it is forgotten, their later results are not cached.
-        """
-        for sequence in self._ledger.live():
-            request = sequence.request
-            if (request.session_id, request.tenant) == (command.session_id, command.tenant):
-                sessions.add_running_request(
-                    request.session_id,
-                    root=self._cache.root_of(sequence),
-                    chain=sequence.chain,
-                )
-                sequence.request = request.without_session(forget=command.forget)
-                if command.forget and (sequence.is_open or sequence.scheduled.is_paused):
-                    self._cache.withdraw(sequence)
-                elif command.forget:
-                    self._cache.look_up(sequence)  # of its prefill, nothing will be cached
-
-    def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
-        answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)
-        self._ledger.emit(answer)
-
-    def _show_cache(self, question: CacheMapQuestion) -> None:
-        shown = CacheMap(call_id=question.call_id)
-        if self._prefixes is not None:
-            shown = msgspec.structs.replace(shown, is_complete=False)  # if it fails
-            with log_failure("the prefix cache cannot be shown"):
-                users = list if self._sessions is None else self._sessions.users
-                shown = self._prefixes.map(question, users=users)
-        self._ledger.emit(shown)
-
-    def _tend_sessions(self) -> None:
-        if self._sessions is not None:
-            with log_failure("the upkeep of sessions failed"):
-                for answer in self._sessions.maintain():
-                    self._ledger.emit(answer)
-
-    def _record_use(self, sequence: LiveSequence) -> None:
-        if self._sessions is None:
-            return
-        request = sequence.request
-        if request.session_id:
-            self._sessions.request_ended(
-                request.session_id,
-                root=self._cache.root_of(sequence),
-                chain=sequence.chain,
-                is_alternative=request.is_alternative,
-            )
-
-    def _close_sessions(self, *, is_complete: bool) -> None:
-        if self._sessions is not None:
-            self._sessions.close(writes_records=is_complete)
 
     # -- steps
 
@@ -545,7 +464,7 @@ class WorkerLoop:
         # In this order: the cache makes requests ready whose blocks were read, or whose prefix another
         # request has prefilled; idle work begins only if there is no request; and parked states are
         # freed for the requests that are ready now.
-        self._cache.advance()
+        self._cache_client.advance()
         self._tend_sessions()
         self._idle.begin()
         self._make_room()
@@ -581,9 +500,9 @@ class WorkerLoop:
             self._emit_statistics(is_busy=True)
 
     def _make_room(self) -> None:
-        self._cache.make_room()
+        self._cache_client.make_room()
         if self._quantize_waiting():
-            self._cache.make_room()
+            self._cache_client.make_room()
 
     def _apply(self, decision: Decision) -> DispatchedStep | None:
         """Free the memory of preempted sequences, give it to others, and dispatch the step."""
@@ -656,7 +575,7 @@ class WorkerLoop:
             chosen = self._choose_costs(sequence.request, is_short=True)
             if chosen.form != sequence.form:
                 sequence.scheduled.costs = chosen
-                self._cache.look_up(sequence)
+                self._cache_client.look_up(sequence)
                 has_changed = True
         return has_changed
 
@@ -738,7 +657,7 @@ class WorkerLoop:
         """Collect the step under way if a sequence in it has been closed while the rest of the
         sequence's state is still being computed.
         """
-        if self._dispatched is not None and self._cache.is_computing_for(
+        if self._dispatched is not None and self._cache_client.is_computing_for(
             self._dispatched.sequences
         ):
             self._complete_dispatched()
@@ -754,7 +673,7 @@ class WorkerLoop:
         """Wait for a step and process its results. If it failed, each span is tried alone."""
         self._pulse.work(step.expected_seconds)
         results = self._steps.collect(step, later=self._dispatched)
-        self._cache.end_step(step, results)
+        self._cache_client.end_step(step, results)
         if results is None:
             was_alone = len(step.sequences) == 1
             results = tuple(
@@ -862,7 +781,7 @@ class WorkerLoop:
         can be freed for a waiting request.
         """
         self._pulse.work()
-        return self._cache.flush()
+        return self._cache_client.flush()
 
     def _collect_last_step(self) -> tuple[LiveSequence, ...]:
         """Collect the step that still runs on the device, without sending its tokens; returns the
@@ -873,8 +792,89 @@ class WorkerLoop:
         if step is None:
             return ()
         results = self._steps.collect_last(step)
-        self._cache.end_step(step, results)
+        self._cache_client.end_step(step, results)
         return step.sequences if results is None else step.unhealthy(results)
+
+    # -- sessions
+
+    def _change_session(self, command: SessionCommand) -> None:
+        sessions = self._sessions
+        if command.adapter and command.adapter not in self._model.adapters:
+            self._refuse(command, SessionFailure.NOT_FOUND, self._no_adapter(command.adapter))
+            return
+        if sessions is None:
+            message = "this model has no prefix cache, so there are no sessions"
+            self._refuse(command, SessionFailure.OFF, message)
+            return
+        if command.operation == "close":
+            self._complete_idle_work()
+            self._idle.forget_session(command.session_id, tenant=command.tenant)
+        self._complete_for_closed_sequences()
+        self._cache_client.flush()
+        if command.operation == "close":
+            self._detach_running(command, sessions)
+        with log_failure(
+            "a session command failed",
+            otherwise=lambda error: self._refuse(command, SessionFailure.FAILED, str(error)),
+        ):
+            answer = sessions.carry_out(command)
+            if answer is not None:
+                self._ledger.emit(answer)
+
+    def _detach_running(self, command: SessionCommand, sessions: SessionService) -> None:
+        """Detach the running requests of a session that is about to be closed.
+
+        Their results so far are closed or forgotten with the session, even if they are its
+        first requests. If it is forgotten, their later results are not cached.
+        """
+        for sequence in self._ledger.live():
+            request = sequence.request
+            if (request.session_id, request.tenant) == (command.session_id, command.tenant):
+                sessions.add_running_request(
+                    request.session_id,
+                    root=self._cache_client.root_of(sequence),
+                    chain=sequence.chain,
+                )
+                sequence.request = request.without_session(forget=command.forget)
+                if command.forget and (sequence.is_open or sequence.scheduled.is_paused):
+                    self._cache_client.withdraw(sequence)
+                elif command.forget:
+                    self._cache_client.look_up(sequence)  # of its prefill, nothing will be cached
+
+    def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
+        answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)
+        self._ledger.emit(answer)
+
+    def _show_cache(self, question: CacheMapQuestion) -> None:
+        shown = CacheMap(call_id=question.call_id)
+        if self._prefix_cache is not None:
+            shown = msgspec.structs.replace(shown, is_complete=False)  # if it fails
+            with log_failure("the prefix cache cannot be shown"):
+                users = list if self._sessions is None else self._sessions.users
+                shown = self._prefix_cache.map(question, users=users)
+        self._ledger.emit(shown)
+
+    def _tend_sessions(self) -> None:
+        if self._sessions is not None:
+            with log_failure("the upkeep of sessions failed"):
+                for answer in self._sessions.maintain():
+                    self._ledger.emit(answer)
+
+    def _record_use(self, sequence: LiveSequence) -> None:
+        if self._sessions is None:
+            return
+        request = sequence.request
+        if request.session_id:
+            self._sessions.request_ended(
+                request.session_id,
+                root=self._cache_client.root_of(sequence),
+                chain=sequence.chain,
+                is_alternative=request.is_alternative,
+            )
+
+    def _close_sessions(self, *, is_complete: bool) -> None:
+        if self._sessions is not None:
+            self._sessions.close(writes_records=is_complete)
 
 
 def _expected_together(decision: Decision, ahead: DispatchedStep | None) -> float | None:

@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.front.answers.choice import ChoiceRules
 from holdfast.front.answers.pieces import TokenPieces
+from holdfast.front.gateway import GenerationStream
 from holdfast.front.link.event_stream import EventStream
 from holdfast.front.output import ChoiceFinished
-from holdfast.front.prompt.gateway import GenerationStream
 from holdfast.front.prompt.prepare import Prepared
 from holdfast.front.request import GenerationRequest
 from holdfast.front.toolcalls.dialect import ModelDialect, ReasoningFormat

@@ -27,11 +27,11 @@ from holdfast.errors import (
     UnknownModel,
     WorkerUnavailable,
 )
+from holdfast.front.gateway import Gateway
 from holdfast.front.link.event_stream import WorkerClient
 from holdfast.front.output import ChoiceFinished, OutputEvent, TextDelta
 from holdfast.front.prompt import prepare as prepare_module
 from holdfast.front.prompt import template_process
-from holdfast.front.prompt.gateway import Gateway
 from holdfast.front.prompt.known_answers import KnownAnswers
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.template_process import RenderProcesses
