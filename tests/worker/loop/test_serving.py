@@ -168,7 +168,7 @@ def test_the_context_that_fits_follows_the_budget(
     folder = write_tiny(tmp_path / "model", "llama", changes=WIDE)
     budgets = (3000 * NATIVE_BYTES, 2000 * NATIVE_BYTES, 3000 * NATIVE_BYTES)
     monkeypatch.setattr(
-        serving.device_memory,
+        serving.memory_plan,
         "plan_memory",
         lambda memory, *, share, **more: MemoryPlan(
             kv_bytes=share.state_bytes or budgets[0], ram_tier_bytes=0
