@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
@@ -17,7 +18,7 @@ from holdfast.wire.commands import MemoryChange, WorkerSettings
 from holdfast.wire.events import BudgetChanged, ModelInfo
 from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine.quality import load_with_fingerprint
-from holdfast.worker.loop import serving
+from holdfast.worker.loop import serving, worker_memory
 from holdfast.worker.loop.inbox import Pulse
 from tests.fakes.caching_worker import greedy, random_prompt
 from tests.fakes.script_inbox import ScriptInbox
@@ -44,7 +45,7 @@ def fingerprints(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(serving, "open_cache", noted)
     yield opened
-    serving.mx.clear_cache()
+    mx.clear_cache()
 
 
 def build(
@@ -168,7 +169,7 @@ def test_the_context_that_fits_follows_the_budget(
     folder = write_tiny(tmp_path / "model", "llama", changes=WIDE)
     budgets = (3000 * NATIVE_BYTES, 2000 * NATIVE_BYTES, 3000 * NATIVE_BYTES)
     monkeypatch.setattr(
-        serving.memory_plan,
+        worker_memory.memory_plan,
         "plan_memory",
         lambda memory, *, share, **more: MemoryPlan(
             kv_bytes=share.state_bytes or budgets[0], ram_tier_bytes=0

@@ -1,6 +1,10 @@
-"""Selects the device of a process, and the code that computes on it in place of MLX."""
+"""Selects the device of a process, and the code that computes on it in place of MLX; and lets go of the
+device at the end.
+"""
 
 from __future__ import annotations
+
+import contextlib
 
 import mlx.core as mx
 
@@ -27,3 +31,16 @@ def backend_of_device() -> Backend:
     from holdfast.worker.cpu.backend import CpuBackend
 
     return CpuBackend()
+
+
+def finish_steps() -> None:
+    """Wait until the device has nothing to do. Device thread only."""
+    with contextlib.suppress(RuntimeError):  # of a step that failed, which was reported
+        mx.synchronize()
+
+
+def let_go_of_device() -> None:
+    """Free the streams of this thread before it ends: MLX aborts at exit if any are left."""
+    mx.synchronize()
+    mx.clear_cache()
+    mx.clear_streams()

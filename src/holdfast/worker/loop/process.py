@@ -92,7 +92,7 @@ def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = No
     was_enabled = gc.isenabled()
     gc.disable()  # looking through what is imported, all of which stays, takes 15 % longer
     try:
-        from holdfast.worker.loop import serving
+        from holdfast.worker.loop import device, serving
     finally:
         if was_enabled:
             gc.enable()
@@ -105,11 +105,11 @@ def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = No
     try:
         return live(inbox, build)
     finally:
-        serving.finish_steps()  # a step may use memory that belongs to the model
+        device.finish_steps()  # a step may use memory that belongs to the model
         built.clear()
         # free arrays in reference cycles while this thread still can
         gc.collect()
-        serving.let_go_of_device()
+        device.let_go_of_device()
 
 
 def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:

@@ -5,7 +5,6 @@ Importing this module imports MLX: device thread only.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import time
@@ -13,15 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import mlx.core as mx
 
 from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ConfigError, ModelLoadError
-from holdfast.machine import device_memory, memory_plan, platform
+from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import pressure_reader
-from holdfast.machine.memory_plan import MemoryPlan, MemoryShare
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.models.weight_files import checked_tensor_bytes
@@ -53,39 +48,34 @@ from holdfast.worker.engine.probe import (
     warnings_about,
     warnings_about_kernels,
 )
-from holdfast.worker.engine.weight_format import give_back_freed_memory
-from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, KVBits
+from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat
-from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.loop.device import use_device
 from holdfast.worker.loop.device_steps import log_failure
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
+from holdfast.worker.loop.worker_memory import (
+    WorkerMemory,
+    contexts_that_fit,
+    divide_memory,
+    free_memory,
+    give_back_memory,
+    release_memory_while_idle,
+    sequence_costs,
+)
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds
 from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
-from holdfast.worker.vision.feature_cache import FeatureCache
+from holdfast.worker.vision.feature_cache import FEATURE_DISK_BYTES, FEATURE_RAM_BYTES, FeatureCache
 from holdfast.worker.vision.image_process import ImageProcess
-from holdfast.worker.vision.images import MOST_INPUT_BYTES, WorkerImages
+from holdfast.worker.vision.images import WorkerImages
 from holdfast.worker.vision.model import VisionModel
 
 cache_logger = logging.getLogger("holdfast.cache")
-# longest step that only prefills: the GPU watchdog of macOS kills much longer steps (mlx-lm#1572)
-ALONE_SECONDS = 1.5
-WARM_UP_TOKENS = 256  # prefilled once after loading, to measure the memory of a step
-LEAST_CACHE_BYTES = 512 << 20
-_CACHE_MARGIN = 1.25
-_FUSED_HEAD_DIMENSIONS = {64, 80, 96, 128}  # MLX's fused attention stores no scores for these
-_SCORE_COPIES = 3  # scores, softmax, and the result being written
-_SCORE_ITEM_BYTES = 2
-_SCORE_PARTS = 16  # attention scores may take 1/16 of the working set
-FEATURE_RAM_BYTES = 256 << 20  # for features of images
-FEATURE_DISK_BYTES = 4 << 30
 _FEATURES = "features"
 _KEPT_DRAFT_PARTS = 32  # states of the draft model without a sequence: 1/32 of the KV budget
 _MOST_OF_FREE_MEMORY = 0.1  # for the weights of a draft model that nobody asked for
@@ -141,121 +131,6 @@ def _open_store(store: StoreSettings, fingerprint: str, *, served_as: str) -> Bl
         raise ConfigError(f"store.folder = {store.folder!r}: {refusal}") from refusal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerMemory:
-    """How the memory of a worker is divided."""
-
-    plan: MemoryPlan
-    # returns the plan for a given number of bytes for KV and cached blocks
-    plan_for: Callable[[int], MemoryPlan]
-    bounds: ChunkBounds
-    reserve_bytes: int  # for activations, attention scores and reused buffers
-    wired_bytes: int
-
-
-def divide_memory(
-    engine: Engine,
-    loaded: LoadedModel,
-    costs: KVCosts,
-    *,
-    settings: WorkerSettings,
-    step_tokens: int,
-    draft: LoadedDraft | None = None,
-) -> WorkerMemory:
-    """Measure the memory of a step, divide the memory that the weights leave, and set MLX's limits.
-
-    draft: the draft model, whose weights and states count, too. Raises ModelLoadError if the
-    settings request more memory than there is.
-    """
-    working_set_bytes = platform.working_set_bytes()
-    bounds = UNBOUNDED
-    activation_bytes = 0
-    cache_bytes = 0
-    if working_set_bytes:
-        activation_bytes, reused_bytes = engine.measure_step(min(WARM_UP_TOKENS, step_tokens))
-        scale = max(1.0, step_tokens / WARM_UP_TOKENS)
-        activation_bytes = int(activation_bytes * scale)
-        cache_bytes = max(LEAST_CACHE_BYTES, int(reused_bytes * scale * _CACHE_MARGIN))
-        bounds = chunk_bounds(loaded.model, costs, working_set_bytes=working_set_bytes)
-    image_bytes = 0 if loaded.images is None else FEATURE_RAM_BYTES + MOST_INPUT_BYTES
-    reserve_bytes = activation_bytes + cache_bytes + bounds.score_bytes + image_bytes
-    weight_bytes = loaded.weight_bytes
-    full_costs = _sequence_costs(costs, None)
-    if draft is not None:
-        weight_bytes += draft.weight_bytes
-        full_costs = _sequence_costs(costs, draft.costs)
-    memory = device_memory.memory_report(working_set_bytes=working_set_bytes)
-    plan_memory = partial(
-        memory_plan.plan_memory,
-        memory,
-        weight_bytes=weight_bytes,
-        kv_bytes=settings.model.memory_bytes,
-        ram_tier_bytes=settings.store.ram_bytes,
-        reserve_bytes=reserve_bytes,
-        full_context_bytes=full_costs.bytes_for(loaded.context_tokens),
-    )
-    plan = plan_memory(share=settings.share)
-    if cache_bytes:
-        platform.bound_memory(
-            cache_bytes=cache_bytes,
-            total_bytes=weight_bytes + plan.kv_bytes + plan.ram_tier_bytes + reserve_bytes,
-        )
-    wired_bytes = memory_plan.wired_bytes(
-        settings.model.wired_bytes,
-        weight_bytes=weight_bytes,
-        working_set_bytes=working_set_bytes,
-        share=settings.share,
-    )
-    return WorkerMemory(
-        plan=plan,
-        bounds=bounds,
-        reserve_bytes=reserve_bytes,
-        wired_bytes=wired_bytes,
-        plan_for=lambda state_bytes: plan_memory(share=MemoryShare(state_bytes=state_bytes)),
-    )
-
-
-def contexts_that_fit(
-    forms: KVForms, kv_bytes: int, *, most_tokens: int, draft: KVCosts | None = None
-) -> dict[str, int]:
-    """The length of the longest sequence that fits a KV budget, for each value of `kv_bits`, but at
-    most `most_tokens`. draft: the costs of a sequence in a draft model, if there is one.
-    """
-    fitting: dict[str, int] = {}
-    for form, own in forms.costs.items():
-        costs = _sequence_costs(own, draft)
-        fitting[form] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
-    auto = fitting["native"]
-    if auto < most_tokens and not forms.refusal(AUTO_WHEN_SHORT):
-        auto = max(auto, fitting[AUTO_WHEN_SHORT])
-    return {**fitting, "auto": auto}
-
-
-def _sequence_costs(own: KVCosts, draft: KVCosts | None) -> SequenceCosts:
-    """The memory of a sequence, with that of its state in a draft model."""
-    return SequenceCosts(
-        kv_bytes_per_token=own.bytes_per_token,
-        fixed_bytes_per_sequence=own.fixed_bytes + (0 if draft is None else draft.fixed_bytes),
-        draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
-    )
-
-
-def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> ChunkBounds:
-    """Limits for the size of prompt chunks on a GPU: the duration of a step, and the memory that
-    attention scores take for head dimensions without a fused kernel.
-    """
-    heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
-    block = () if costs.form is None else costs.form.block
-    dimensions = {each.dimension for each in block if isinstance(each, HeadsForm)}
-    if not isinstance(heads, int) or dimensions <= _FUSED_HEAD_DIMENSIONS:
-        return ChunkBounds(seconds=ALONE_SECONDS)
-    return ChunkBounds(
-        seconds=ALONE_SECONDS,
-        score_bytes_per_pair=heads * _SCORE_ITEM_BYTES * _SCORE_COPIES,
-        score_bytes=working_set_bytes // _SCORE_PARTS,
-    )
-
-
 def build_loop(
     inbox: Inbox, progress: Progress, *, settings: WorkerSettings, pulse: Pulse
 ) -> tuple[WorkerLoop, ModelInfo]:
@@ -278,7 +153,7 @@ def build_loop(
                 raise
             logger.warning("%s; the model is loaded again", change)
         # outside the except block, because there the exception still references the loaded model
-        _give_back_memory()
+        give_back_memory()
     raise AssertionError("unreachable")
 
 
@@ -347,7 +222,7 @@ class _Probed:
 
     def sequence_costs(self, form: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with keys and values in a form."""
-        costs = _sequence_costs(self.forms.costs[form], self.draft_costs)
+        costs = sequence_costs(self.forms.costs[form], self.draft_costs)
         is_cut = form != "native" and self.engine.ends_spans_at_blocks
         return replace(costs, form=form, block_tokens=BLOCK_TOKENS if is_cut else None)
 
@@ -369,7 +244,8 @@ def _load_and_build(
         probed.costs,
         settings=settings,
         step_tokens=step_tokens,
-        draft=probed.draft,
+        draft_costs=probed.draft_costs,
+        draft_weight_bytes=0 if probed.draft is None else probed.draft.weight_bytes,
     )
     scheduler = _new_scheduler(probed, memory, replace(settings.scheduler, step_tokens=step_tokens))
     progress("probing", 1.0)
@@ -393,7 +269,7 @@ def _load_and_build(
         step_tokens=step_tokens,
         pulse=pulse,
     )
-    _give_back_memory()
+    give_back_memory()
     # only now, so that the model is wired, but not the buffers of steps
     platform.wire(memory.wired_bytes)
     gc.freeze()  # model and modules live as long as the worker: garbage collection can skip them
@@ -541,7 +417,7 @@ def _build(
         scheduler=scheduler,
         cache=cache,
         most_parked_bytes=store.ram_bytes,
-        clear_buffers=partial(_free_memory, probed.engine),
+        clear_buffers=partial(free_memory, probed.engine),
         read_pressure=pressure_reader(),
     )
     counters = Counters(constraints=probed.constraints.figures, device_bytes=platform.taken_bytes)
@@ -562,7 +438,7 @@ def _build(
         cache=cache,
         sessions=sessions,
         memory=budget,
-        on_rest=_release_memory_while_idle,
+        on_rest=release_memory_while_idle,
         on_wake=partial(platform.wire, memory.wired_bytes),
         pulse=pulse,
         counters=counters,
@@ -571,40 +447,6 @@ def _build(
 
 def _speculates(engine: Engine, model: ModelSettings) -> bool:
     return model.speculation != "off" and not engine.speculation_refused
-
-
-def _release_memory_while_idle() -> None:
-    """Let the system page weights out, and release free buffers, while the worker is idle."""
-    platform.wire(0)
-    _give_back_memory()
-
-
-def _free_memory(engine: Engine) -> None:
-    """Free what is kept for later use only, because memory is short."""
-    if engine.images is not None:
-        engine.images.free_cached()
-    _give_back_memory()
-
-
-def _give_back_memory() -> None:
-    """Return unused memory to the system after loading or a busy time: after loading the demo
-    model, resident memory falls from 84 to 61 MB (measured).
-    """
-    gc.collect()
-    give_back_freed_memory()
-
-
-def finish_steps() -> None:
-    """Wait until the device has nothing to do. Device thread only."""
-    with contextlib.suppress(RuntimeError):  # of a step that failed, which was reported
-        mx.synchronize()
-
-
-def let_go_of_device() -> None:
-    """Free the streams of this thread before it ends: MLX aborts at exit if any are left."""
-    mx.synchronize()
-    mx.clear_cache()
-    mx.clear_streams()
 
 
 def _step_tokens(scheduler: SchedulerSettings, backend: Backend) -> int:

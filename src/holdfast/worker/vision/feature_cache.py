@@ -23,6 +23,8 @@ from holdfast.files import atomic_write
 from holdfast.worker.vision.model import ImageFeatures
 
 logger = logging.getLogger("holdfast.cache")
+FEATURE_RAM_BYTES = 256 << 20
+FEATURE_DISK_BYTES = 4 << 30
 _SUFFIX = ".safetensors"
 _CHECKSUM = "xxh3_128"
 _FINGERPRINT_DIGITS = 32  # 128 bits
