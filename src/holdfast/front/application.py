@@ -39,9 +39,9 @@ from holdfast.front.server.dialect import (
     answer_of,
     handle,
     operation,
-    returns,
 )
 from holdfast.front.server.guard import LOCAL_ORIGIN, ForwardedAddresses, Guard, trusted_networks
+from holdfast.front.server.openapi import returns
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, named_model, served_models
 from holdfast.front.server.streams import disconnected

@@ -17,7 +17,7 @@ from holdfast.front.openai.endpoints import ReadUsage, usage_of
 from holdfast.front.output import Relevance
 from holdfast.front.request import RankMethod, RankRequest, new_request_id
 from holdfast.front.server.context import RequestContext
-from holdfast.front.server.dialect import Dialect, accepts, operation, returns
+from holdfast.front.server.dialect import Dialect, operation
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
@@ -29,6 +29,7 @@ from holdfast.front.server.fields import (
     refuse_too_many,
 )
 from holdfast.front.server.generation import SESSION_FIELDS, RankPlan, rank
+from holdfast.front.server.openapi import accepts, returns
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, model_of

@@ -21,8 +21,9 @@ from holdfast.front.prompt.limits import check_token_ids
 from holdfast.front.prompt.tokenize import Tokenizer
 from holdfast.front.request import EncodedPrompt
 from holdfast.front.server.context import context_of
-from holdfast.front.server.dialect import Dialect, accepts, operation, returns
+from holdfast.front.server.dialect import Dialect, operation
 from holdfast.front.server.fields import STRICT, Model, optional
+from holdfast.front.server.openapi import accepts, returns
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response, read_json
 from holdfast.front.server.services import Services, base_model_id, model_of

@@ -32,10 +32,11 @@ from holdfast.front.run.web import build_application
 from holdfast.front.server import answers as server_answers
 from holdfast.front.server.answers import AnswerFormat, GenerationPlan
 from holdfast.front.server.context import RequestContext
-from holdfast.front.server.dialect import Dialect, accepts, operation
+from holdfast.front.server.dialect import Dialect, operation
 from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.generation import generation_response
 from holdfast.front.server.http_server import HttpServer, listen, url_of
+from holdfast.front.server.openapi import accepts
 from holdfast.front.server.problem import Problem
 from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, first_model

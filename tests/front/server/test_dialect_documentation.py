@@ -7,7 +7,8 @@ from pathlib import Path
 
 from holdfast.front.application import DIALECTS
 from holdfast.front.openai.endpoints import ChatCompletionRequest, CompletionRequest
-from holdfast.front.server.dialect import DialectTable, description
+from holdfast.front.server.dialect import DialectTable
+from holdfast.front.server.openapi import description
 from holdfast.front.telemetry.metrics import Metrics
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "reference"

@@ -8,9 +8,10 @@ from starlette.responses import Response
 
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.context import context_of
-from holdfast.front.server.dialect import operation, query_shape, returns
+from holdfast.front.server.dialect import operation
 from holdfast.front.server.explanation import Difference, in_words_without_texts
 from holdfast.front.server.misses import Miss, TextChange
+from holdfast.front.server.openapi import query_shape, returns
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, model_of, served_models
 from holdfast.wire.cache_map import CacheMapQuestion, CachePart, CacheTree

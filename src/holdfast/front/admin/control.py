@@ -29,15 +29,9 @@ from holdfast.front.fleet.memory_watch import level_name
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.openai.answer import ErrorBody, EventFormat, openai_error
 from holdfast.front.server.access import caller_of, check_admin
-from holdfast.front.server.dialect import (
-    ENDLESS_MARK,
-    Dialect,
-    accepts,
-    operation,
-    response_shape,
-    returns,
-)
+from holdfast.front.server.dialect import ENDLESS_MARK, Dialect, operation
 from holdfast.front.server.generation import FollowingResponse
+from holdfast.front.server.openapi import accepts, response_shape, returns
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response, parse, read_body, read_json
 from holdfast.front.server.services import (

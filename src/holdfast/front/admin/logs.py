@@ -13,14 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.front.openai.answer import EventFormat
-from holdfast.front.server.dialect import (
-    ENDLESS_MARK,
-    operation,
-    query_shape,
-    response_shape,
-    returns,
-)
+from holdfast.front.server.dialect import ENDLESS_MARK, operation
 from holdfast.front.server.generation import FollowingResponse
+from holdfast.front.server.openapi import query_shape, response_shape, returns
 from holdfast.front.server.request import choice_in, json_response, number_in
 from holdfast.front.server.services import Services
 from holdfast.front.telemetry.log_ring import LEVELS, MOST_LINES, LevelName, LogLine

@@ -19,8 +19,9 @@ from holdfast.front.admin.status import ModelHealth, health_of
 from holdfast.front.fleet.catalog import CatalogEntry
 from holdfast.front.fleet.library import PullStep
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.dialect import operation, returns
+from holdfast.front.server.dialect import operation
 from holdfast.front.server.guard import address_of
+from holdfast.front.server.openapi import returns
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, served_models
 from holdfast.front.telemetry.metrics import PressureFigures

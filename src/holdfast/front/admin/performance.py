@@ -5,7 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.front.server.dialect import operation, query_shape, returns
+from holdfast.front.server.dialect import operation
+from holdfast.front.server.openapi import query_shape, returns
 from holdfast.front.server.request import choice_in, json_response
 from holdfast.front.server.services import Services, model_of, served_models
 from holdfast.front.telemetry.history import RANGES, Performance, RangeName

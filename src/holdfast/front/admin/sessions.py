@@ -22,16 +22,10 @@ from starlette.responses import Response, StreamingResponse
 
 from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.front.server.context import checked_session_id, context_of
-from holdfast.front.server.dialect import (
-    Operation,
-    Shape,
-    accepts,
-    query_shape,
-    response_shape,
-    returns,
-)
+from holdfast.front.server.dialect import Operation, Shape
 from holdfast.front.server.dialect import operation as described
 from holdfast.front.server.fields import optional
+from holdfast.front.server.openapi import accepts, query_shape, response_shape, returns
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import body_pieces, json_response, parse, read_body
 from holdfast.front.server.services import Services, first_model, needs_load

@@ -18,7 +18,8 @@ from holdfast.config import StoreSettings
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.dialect import description, operation, response_shape, returns
+from holdfast.front.server.dialect import operation
+from holdfast.front.server.openapi import description, response_shape, returns
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.server.request import json_response
 from holdfast.front.server.services import Services, base_model_id

@@ -47,7 +47,7 @@ from holdfast.front.request import (
 from holdfast.front.server.access import Seal
 from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.server.context import RequestContext, context_of
-from holdfast.front.server.dialect import Dialect, ModelShapes, accepts, operation, returns
+from holdfast.front.server.dialect import Dialect, ModelShapes, operation
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
@@ -62,6 +62,7 @@ from holdfast.front.server.fields import (
     thinking_of,
 )
 from holdfast.front.server.generation import generation_response
+from holdfast.front.server.openapi import accepts, returns
 from holdfast.front.server.problem import invalid_field, missing_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of

@@ -53,7 +53,7 @@ from holdfast.front.request import (
 from holdfast.front.server.access import caller_of, check_admin
 from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.server.context import RequestContext
-from holdfast.front.server.dialect import Dialect, accepts, operation, returns
+from holdfast.front.server.dialect import Dialect, operation
 from holdfast.front.server.fields import (
     INT32_MAX,
     STRICT,
@@ -73,6 +73,7 @@ from holdfast.front.server.generation import (
     embed,
     generation_response,
 )
+from holdfast.front.server.openapi import accepts, returns
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import parse, read_body
 from holdfast.front.server.services import Services

@@ -30,8 +30,9 @@ from holdfast.front.fleet.library import Library, Pull, PullStep
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.ollama.answer import OllamaAnswer, encode_line, ollama_error, timestamp
 from holdfast.front.server.answers import EventWriter, StreamFormat
-from holdfast.front.server.dialect import Operation, accepts, operation, returns
+from holdfast.front.server.dialect import Operation, operation
 from holdfast.front.server.fields import STRICT, optional
+from holdfast.front.server.openapi import accepts, returns
 from holdfast.front.server.problem import (
     Problem,
     RequestRefused,

@@ -53,7 +53,7 @@ from holdfast.front.request import (
 from holdfast.front.server.access import caller_of
 from holdfast.front.server.answers import GenerationPlan
 from holdfast.front.server.context import RequestContext
-from holdfast.front.server.dialect import Dialect, ModelShapes, accepts, operation, returns
+from holdfast.front.server.dialect import Dialect, ModelShapes, operation
 from holdfast.front.server.fields import (
     INT32_MAX,
     THINKING_FIELDS,
@@ -77,6 +77,7 @@ from holdfast.front.server.generation import (
     embed,
     generation_response,
 )
+from holdfast.front.server.openapi import accepts, returns
 from holdfast.front.server.problem import RequestRefused, invalid_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of

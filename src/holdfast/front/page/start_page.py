@@ -16,8 +16,9 @@ from starlette.responses import Response
 from holdfast import __version__
 from holdfast.front.page.shell import SECURITY_HEADERS, shell_response
 from holdfast.front.server.access import caller_of
-from holdfast.front.server.dialect import DialectTable, operation, response_shape
+from holdfast.front.server.dialect import DialectTable, operation
 from holdfast.front.server.guard import address_of
+from holdfast.front.server.openapi import response_shape
 from holdfast.front.server.services import Services, served_models
 
 _STYLE = """

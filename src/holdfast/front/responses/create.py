@@ -41,13 +41,14 @@ from holdfast.front.responses.items import (
 from holdfast.front.responses.stored import OPERATIONS, ResponseRun
 from holdfast.front.server.access import Seal
 from holdfast.front.server.context import RequestContext, context_of
-from holdfast.front.server.dialect import Dialect, ModelShapes, accepts, operation, returns
+from holdfast.front.server.dialect import Dialect, ModelShapes, operation
 from holdfast.front.server.generation import (
     FollowingResponse,
     GenerationResponse,
     rejoin,
     run_in_background,
 )
+from holdfast.front.server.openapi import accepts, returns
 from holdfast.front.server.problem import (
     RequestRefused,
     invalid_field,

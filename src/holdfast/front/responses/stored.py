@@ -40,9 +40,10 @@ from holdfast.front.responses.items import (
     with_sealed_thought,
 )
 from holdfast.front.server.context import RequestContext, context_of
-from holdfast.front.server.dialect import Shape, accepts, operation, query_shape, returns
+from holdfast.front.server.dialect import Shape, operation
 from holdfast.front.server.fields import INT64_MAX, STRICT, UnsupportedFields, optional
 from holdfast.front.server.generation import FollowingResponse
+from holdfast.front.server.openapi import accepts, query_shape, returns
 from holdfast.front.server.problem import RequestRefused, invalid_field, problem_of
 from holdfast.front.server.request import M, json_response, number_in, parse, read_body
 from holdfast.front.server.resumable_answers import EventLog, NumberedEvent

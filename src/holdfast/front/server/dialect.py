@@ -1,23 +1,15 @@
-"""The protocols of a server. This file finds the protocol of a path, formats errors for the
-protocol, and describes all operations in /openapi.json.
-
-The description is generated from the operations and from the types that check requests and encode
-answers: each operation has a `Shape`, a part of the description that contains the types themselves
-in place of their schemas.
+"""The protocols of a server and their operations. This file finds the protocol of a path, and formats
+errors for the protocol.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
-from pydantic import BaseModel, TypeAdapter
-from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -27,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.config import ServerSettings
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.server.access import KEY_HEADER_NAMES, check_admin
+from holdfast.front.server.access import check_admin
 from holdfast.front.server.problem import Problem, problem_of, record_problem
 from holdfast.front.server.services import Services
 from holdfast.front.telemetry.request_log import RECORD, RequestRecord
@@ -40,10 +32,6 @@ ENDLESS_MARK = "x-endless"
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _VERSION = "v1"
 _LONGEST_PATH = 100
-_EVENT_STREAM = "text/event-stream"
-_JSON_LINES = "application/x-ndjson"
-_COMPONENTS = "#/components/schemas/{name}"
-_VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,154 +247,3 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
         code="unknown_path",
         message=f"this server has no path {path[:_LONGEST_PATH]}{hint}",
     )
-
-
-def accepts(model: type[BaseModel], *, required: bool = True) -> Shape:
-    """Describe the JSON body that an operation reads."""
-    return {
-        "requestBody": {"required": required, "content": {"application/json": {"schema": model}}}
-    }
-
-
-def query_shape(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
-    """Describe the optional query parameters of an operation: name → type and description."""
-    return {
-        "parameters": [
-            {
-                "name": name,
-                "in": "query",
-                "required": False,
-                "description": description,
-                "schema": kind,
-            }
-            for name, (kind, description) in parameters.items()
-        ]
-    }
-
-
-def response_shape(schemas: Shape, *, statuses: Sequence[str] = ("200",)) -> Shape:
-    """Describe the responses of an operation. schemas: the schema for each media type; for a
-    stream, the schema of its events.
-    """
-    content = {
-        media_type: {"schema": _schema_of(media_type, schema)}
-        for media_type, schema in schemas.items()
-    }
-    response = {"description": "The answer", "content": content}
-    return {"responses": dict.fromkeys(statuses, response)}
-
-
-def _schema_of(media_type: str, schema: Any) -> Any:
-    """The schema of a body. That of server-sent events describes each event, as validators and
-    generators of clients expect before OpenAPI 3.2; that of lines of JSON describes the whole text.
-    """
-    if media_type == _EVENT_STREAM:
-        data = {
-            "type": "string",
-            "description": "JSON that matches `contentSchema`; [DONE] at the end of some streams",
-            "contentMediaType": "application/json",
-            "contentSchema": schema,
-        }
-        properties = {"event": {"type": "string"}, "data": data}
-        return {"type": "object", "required": ["data"], "properties": properties}
-    if media_type == _JSON_LINES:
-        return {
-            "type": "string",
-            "description": "Lines of JSON. Each matches `contentSchema`.",
-            "contentMediaType": media_type,
-            "contentSchema": schema,
-        }
-    return schema
-
-
-def returns(
-    *wholes: type[Struct],
-    chunk: type[Struct] | None = None,
-    chunk_type: str = _EVENT_STREAM,
-    statuses: Sequence[str] = ("200",),
-) -> Shape:
-    """Describe the answers of an operation.
-
-    wholes: the possible types of a JSON answer.
-    chunk: the type of the events of a stream, if the operation can stream.
-    """
-    schemas = {"application/json": wholes[0] if len(wholes) == 1 else {"anyOf": wholes}}
-    return response_shape(
-        schemas if chunk is None else {**schemas, chunk_type: chunk}, statuses=statuses
-    )
-
-
-@lru_cache(maxsize=1)
-def description(table: DialectTable, *, version: str) -> dict[str, Any]:
-    """The OpenAPI description of everything that a server serves."""
-    types: dict[str, type] = {}
-    paths: dict[str, dict[str, Any]] = {}
-    for dialect in table.dialects:
-        failure = response_shape({"application/json": dialect.error_shape or {}})["responses"][
-            "200"
-        ]
-        for each in dialect.operations:
-            if each.shape:
-                path = paths.setdefault(_VARIABLE.sub(r"{\1}", each.path), {})
-                path[each.method.lower()] = _with_references(_described(each, failure), types)
-    schemes: dict[str, Any] = {"key": {"type": "http", "scheme": "bearer"}}
-    for name in KEY_HEADER_NAMES:
-        schemes[name] = {"type": "apiKey", "in": "header", "name": name}
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Holdfast",
-            "summary": "Language models with MLX, for agents; OpenAI-compatible.",
-            "version": version,
-        },
-        "paths": paths,
-        "components": {"schemas": _schemas(types), "securitySchemes": schemes},
-        "security": [{}, *({name: []} for name in schemes)],
-    }
-
-
-def _described(served: Operation, failure: Shape) -> dict[str, Any]:
-    name = getattr(served.handler, "__name__", served.path)
-    parameters: list[Any] = [
-        {"name": each, "in": "path", "required": True, "schema": str}
-        for each in _VARIABLE.findall(served.path)
-    ]
-    parameters += served.shape.get("parameters", ())
-    parameters = [
-        {**each, "schema": TypeAdapter(each["schema"]).json_schema()} for each in parameters
-    ]
-    place = re.sub(r"\W", "_", _VARIABLE.sub(r"{\1}", served.path))
-    return {
-        "summary": name.replace("_", " ").title(),
-        "description": (served.handler.__doc__ or "").strip(),
-        "operationId": f"{name}{place}_{served.method.lower()}",
-        **served.shape,
-        "parameters": parameters,
-        "responses": {**served.shape.get("responses", {}), "default": failure},
-    }
-
-
-def _with_references(node: Any, types: dict[str, type]) -> Any:
-    """The description with a reference in place of each type. The types are added to `types`."""
-    if node is str:
-        return {"type": "string"}
-    if isinstance(node, type):
-        same = types.setdefault(node.__name__, node)
-        assert same is node, f"two types are called {node.__name__}"
-        return {"$ref": _COMPONENTS.format(name=node.__name__)}
-    if isinstance(node, Mapping):
-        return {key: _with_references(value, types) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_with_references(value, types) for value in node]
-    return node
-
-
-def _schemas(types: Mapping[str, type]) -> dict[str, Any]:
-    requests = [(model, "validation") for model in types.values() if issubclass(model, BaseModel)]
-    answers = [model for model in types.values() if not issubclass(model, BaseModel)]
-    _, of_requests = models_json_schema(
-        requests,  # type: ignore[arg-type]
-        ref_template=_COMPONENTS.replace("{name}", "{model}"),
-    )
-    _, of_answers = msgspec.json.schema_components(answers, ref_template=_COMPONENTS)
-    return {**of_requests.get("$defs", {}), **of_answers}
