@@ -152,10 +152,17 @@ class WorkerLoop:
             clock=clock,
         )
         self._lifetimes = Lifetimes(
-            engine=engine, scheduler=scheduler, ledger=self._ledger, cache_client=self._cache_client, clock=clock
+            engine=engine,
+            scheduler=scheduler,
+            ledger=self._ledger,
+            cache_client=self._cache_client,
+            clock=clock,
         )
         self._idle = IdleWork(
-            ledger=self._ledger, scheduler=scheduler, cache_client=self._cache_client, lifetimes=self._lifetimes
+            ledger=self._ledger,
+            scheduler=scheduler,
+            cache_client=self._cache_client,
+            lifetimes=self._lifetimes,
         )
         self._dispatched: DispatchedStep | None = None  # the step that is not collected yet
         self._collected_at = 0.0  # when the last step was collected
@@ -230,7 +237,11 @@ class WorkerLoop:
     @property
     def _waits_for_data(self) -> bool:
         """Whether a request waits for blocks or images that are being read."""
-        return self._cache_client.is_waited_for or self._engine.is_reading_images or self._waits_for_images
+        return (
+            self._cache_client.is_waited_for
+            or self._engine.is_reading_images
+            or self._waits_for_images
+        )
 
     def _receive(self, *, is_busy: bool) -> list[Command]:
         timeout_seconds = IDLE_SECONDS
