@@ -400,7 +400,8 @@ def run(fault: Fault, *, seconds: float, processes: int) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder)
         shutil.copytree(ROOT / "src", copy / "src")
-        shutil.copytree(ROOT / "tests/simulation", copy / "tests/simulation")
+        for name in ("fakes", "simulation"):
+            shutil.copytree(ROOT / "tests" / name, copy / "tests" / name)
         for edit in fault.edits:
             path = copy / "src/holdfast" / edit.file
             path.write_text(path.read_text().replace(edit.old, edit.new))
