@@ -75,6 +75,7 @@ class Checks:
             )
         self.store.check_blocks()
         self.store.check_durable()
+        self.store.check_size()
 
     def _check_front_at_rest(self, front: SimulatedFront) -> None:
         """No answer is kept for a client that may reconnect, and all caches are consistent."""

@@ -265,7 +265,13 @@ class Simulation:
         disk = self.disk
         match trouble.kind:
             case "disk error":
-                disk.plan(trouble.name, trouble.error, nth=trouble.number, count=trouble.number)
+                disk.plan(
+                    trouble.name,
+                    trouble.error,
+                    nth=trouble.number,
+                    count=trouble.number,
+                    only=trouble.only,
+                )
             case "disk is full":
                 disk.full = True
                 self.world.after(trouble.seconds, lambda: setattr(disk, "full", False))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.store import io_thread
+from holdfast.store import io_thread, maintenance
 from holdfast.store.block import BlockKey, Entry
 from holdfast.store.folder import Records, StoreFolder
 from holdfast.store.io_thread import IoThread
@@ -22,6 +22,8 @@ from holdfast.worker.loop import device_steps
 from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.prefix.lookup import ReusePlan
+from holdfast.worker.prefix.tiers import RamTier
 from holdfast.worker.sessions.registry import SessionRegistry
 from tests.simulation.checks import running
 
@@ -91,6 +93,13 @@ def install() -> None:
         removed(io, keys)
         running[-1].store.unwanted(keys)
 
+    def watched_delete(
+        maintenance: StoreMaintenance, keys: Iterable[BlockKey], *, model: str
+    ) -> list[BlockKey]:
+        keys = tuple(keys)
+        running[-1].store.gave_up(keys)  # they may have been stored since they were given up
+        return delete(maintenance, keys, model=model)
+
     def watched_unreadable(index: PrefixIndex, keys: Iterable[BlockKey]) -> Any:
         keys = tuple(keys)
         running[-1].store.refused(keys)
@@ -116,9 +125,36 @@ def install() -> None:
 
     count = Drafts.count
     Drafts.count = watched_count  # type: ignore[method-assign]
+    put_in_ram, evict, accept = RamTier.put, RamTier.evict, PrefixIndex.accept
+
+    def watched_put_in_ram(ram: RamTier, key: BlockKey, *args: Any, **more: Any) -> None:
+        put_in_ram(ram, key, *args, **more)
+        running[-1].workers.used(ram, (key,))
+
+    def watched_evict(ram: RamTier, key: BlockKey) -> None:
+        running[-1].workers.evicts(ram, key)
+        evict(ram, key)
+
+    def watched_accept(index: PrefixIndex, plan: ReusePlan) -> None:
+        running[-1].workers.used(index._ram, plan.keys)
+        running[-1].store.used(plan.keys)
+        accept(index, plan)
+
+    choose_victims = maintenance.choose_victims
+
+    def watched_choose(entries: Sequence[Entry], **more: Any) -> list[Entry]:
+        victims = choose_victims(entries, **more)
+        running[-1].store.chose(entries, victims, in_use=more.get("in_use", ()))
+        return victims
+
+    maintenance.choose_victims = watched_choose
+    RamTier.put = watched_put_in_ram  # type: ignore[method-assign]
+    RamTier.evict = watched_evict  # type: ignore[method-assign]
+    PrefixIndex.accept = watched_accept  # type: ignore[method-assign]
     unreadable = PrefixIndex.unreadable
     PrefixIndex.unreadable = watched_unreadable
-    unlink = StoreMaintenance._unlink
+    unlink, delete = StoreMaintenance._unlink, StoreMaintenance.remove
+    StoreMaintenance.remove = watched_delete  # type: ignore[method-assign]
     Mailbox.finish = watched_finish
     StoreMaintenance._unlink = watched_unlink
     IoThread.remove = watched_remove
