@@ -253,7 +253,9 @@ def scenario_of(seed: int) -> Scenario:
     options = options_of(dice)
     trouble_share = dice.choice((0.0, 0.15, 0.3, 0.4))
     branch_share = dice.choice((0.04, 0.04, 0.2))
+    call_share = dice.choice((0.04, 0.04, 0.15))
     kinds = _some_troubles(dice)
+    operations = dice.choice((DISK_OPERATIONS, (dice.choice(DISK_OPERATIONS),)))
     left_out = _left_out(dice)
     agents = [f"a{number}" for number in range(min(dice.choice((1, 2, 3, 6, 12)), actions // 4))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
@@ -287,18 +289,20 @@ def scenario_of(seed: int) -> Scenario:
                 turn = a_turn()
                 found.append(replace(turn, max_tokens=max(turn.max_tokens, 20)))
                 at += dice.choice((0.002, 0.01, 0.03, 0.1, 0.3))
-            trouble = _trouble(dice, at, options, kinds)
+            trouble = _trouble(dice, at, options, kinds, operations)
             found.append(trouble)
             if "dies" in trouble.kind and "power cut" in kinds and dice.random() < 0.7:
                 at += dice.choice((2.0, 4.0))  # the dead process's blocks have just been salvaged
-                found.append(replace(_trouble(dice, at, options, kinds), kind="power cut"))
+                found.append(
+                    replace(_trouble(dice, at, options, kinds, operations), kind="power cut")
+                )
             elif dice.random() < 0.2:  # a second fault, before the server has recovered
                 at += dice.choice((0.05, 1.0, 4.0))
-                found.append(_trouble(dice, at, options, kinds))
+                found.append(_trouble(dice, at, options, kinds, operations))
         elif what < trouble_share + branch_share:
             source = dice.choice(agents)
             found.append(a_branch(source, f"{source}.{len(found)}", keep=dice.randrange(1, 8)))
-        elif what < trouble_share + branch_share + 0.04:
+        elif what < trouble_share + branch_share + call_share:
             about = None
             if dice.random() < 0.5:  # about the session of a running request
                 turn = a_turn()
@@ -310,7 +314,7 @@ def scenario_of(seed: int) -> Scenario:
                 found.append(about)
                 at += dice.choice((0.002, 0.03, 0.3))
             found.append(_call(dice, at, options, callers, about=about))
-        elif what < trouble_share + branch_share + 0.06:
+        elif what < trouble_share + branch_share + call_share + 0.02:
             turn = a_turn()
             for number in range(dice.randrange(2, 6)):  # several agents with a common prefix
                 agent = f"{turn.agent}+{len(found)}"
@@ -406,16 +410,21 @@ def _adapter(dice: random.Random, options: Mapping[str, Any]) -> str:
 
 
 def _trouble(
-    dice: random.Random, at: float, options: Mapping[str, Any], kinds: Mapping[str, int]
+    dice: random.Random,
+    at: float,
+    options: Mapping[str, Any],
+    kinds: Mapping[str, int],
+    operations: Sequence[str],
 ) -> Trouble:
+    """kinds: with their weights. operations: of the disk, which may fail."""
     (kind,) = dice.choices(list(kinds), weights=list(kinds.values()))
     return Trouble(
         at=at,
         kind=kind,
         model=dice.choice(options["models"]),
         seconds=dice.choice((0.5, 5.0, 30.0, 600.0)),
-        number=dice.randrange(1, 12),
-        name=dice.choice(DISK_OPERATIONS),
+        number=dice.choice((1, 1, 1, 2, 2, 3, 4, 6, 9, 11)),
+        name=dice.choice(operations),
         error=dice.choice(DISK_ERRORS),
         only=dice.choice(DISK_PLACES),
     )

@@ -20,7 +20,6 @@ from holdfast.store.block import (
 )
 from tests.simulation.checks_part import Part
 from tests.simulation.device import Weights, rows_of
-from tests.simulation.excuses import RECOVERY_SECONDS
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -222,10 +221,7 @@ class StoreChecks(Part):
         blocks = self.simulation.folder / "store" / "blocks"
         with self.simulation.disk.bypassed():
             there = {path.stem for path in blocks.glob("*/*.block")}
-        last_death = max(
-            (each.at for each in self.checks.excuses.all if each.kind in RECOVERY_SECONDS),
-            default=-math.inf,
-        )
+        last_death = max(self.simulation.machine.ended_at, default=-math.inf)
         for name, at in self._unwanted.items():
             if name in there and at > last_death:
                 self._violation("nothing outlives its owner", f"{name} was deleted, but is there")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from holdfast.worker.loop import device_steps
 from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.prefix.live_tier import LiveTier
 from holdfast.worker.prefix.lookup import ReusePlan
 from holdfast.worker.prefix.tiers import RamTier
 from holdfast.worker.sessions.registry import SessionRegistry
@@ -158,6 +160,8 @@ def install() -> None:
     Mailbox.finish = watched_finish
     StoreMaintenance._unlink = watched_unlink
     IoThread.remove = watched_remove
+    for kind, name, event in _CACHE_EVENTS:
+        _tell(kind, name, event)
     log_failure = device_steps.log_failure
 
     @contextlib.contextmanager
@@ -175,6 +179,35 @@ def install() -> None:
     WorkerLink.send = watched_send  # type: ignore[method-assign]
     WorkerLink._deliver = watched_deliver  # type: ignore[method-assign]
     WorkerLoop._receive = watched_receive  # type: ignore[method-assign]
+
+
+# what happens in caches and stores: class, method and name
+_CACHE_EVENTS = (
+    (PrefixIndex, "_evict", "a block leaves RAM"),
+    (PrefixIndex, "_vanish", "a block is lost"),
+    (PrefixIndex, "fill", "a block is stored again"),
+    (PrefixIndex, "mark_suspect", "a block cannot be read"),
+    (PrefixIndex, "unreadable", "a block is damaged or gone"),
+    (PrefixIndex, "forget", "blocks are forgotten"),
+    (LiveTier, "end_chain", "a live state ends"),
+    (LiveTier, "seclude", "a state is quantized"),
+    (IoThread, "remove", "files are deleted"),
+    (IoThread, "_pause", "the store pauses"),
+    (IoThread, "_count_evicted", "files are evicted"),
+    (StoreMaintenance, "look_again", "a file is read again"),
+)
+
+
+def _tell(kind: type, name: str, event: str) -> None:
+    """Let the search know what happens in which order."""
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def told(*args: Any, **more: Any) -> Any:
+        running[-1].saw_in_cache(event)
+        return method(*args, **more)
+
+    setattr(kind, name, told)
 
 
 @dataclass
