@@ -131,6 +131,10 @@ class WorkerChecks(Part):
                 f"at rest {worker.name} has {statistics.running} running, {statistics.queued} "
                 f"queued, {open_sequences} open sequences, and {live}",
             )
+        most = worker.settings.store.ram_bytes
+        parked = 0 if worker.cache is None else worker.cache.live.held.parked_bytes
+        if most is not None and parked > most:
+            self._violation("bytes", f"{parked} of {most} bytes in parked states")
         index = worker.index
         if index is not None and not index._pins._held_sizes:
             nbytes = index._ram.resident_bytes

@@ -278,8 +278,11 @@ class Simulation:
             case kind:
                 files = [*disk.files(".block"), *disk.files(".session")]
                 files = [path for path in files if "quarantine" not in path]
-                if files:
-                    path = files[trouble.number % len(files)]
+                if not files:
+                    return
+                # every second or third file, or one
+                step = trouble.number if trouble.number in (2, 3) else len(files)
+                for path in files[trouble.number % step :: step]:
                     self.checks.store.damaged.add(Path(path))
                     (disk.vanish if kind == "file vanishes" else disk.damage)(path)
 
