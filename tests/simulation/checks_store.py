@@ -44,11 +44,9 @@ class StoreChecks(Part):
 
     def stored(self, keys: Iterable[BlockKey]) -> None:
         """The store reports that these blocks are durable."""
-        keys = tuple(keys)
         names = [key.hex() for key in keys]
         self._durable.update(names)
         self._given_up.difference_update(names)
-        self.used(keys)
         for name in names:  # it may have been given to the store again
             self._unwanted.pop(name, None)
         disk, store = self.simulation.disk, self.simulation.folder / "store"
@@ -82,7 +80,7 @@ class StoreChecks(Part):
             self._violation("good blocks stay", f"{pinned[0]} is pinned, but is evicted")
 
     def used(self, keys: Iterable[BlockKey]) -> None:
-        """Blocks were stored, or a request starts from them."""
+        """Blocks are written, or a request starts from them."""
         self._used_at.update(dict.fromkeys(keys, self.world.now))
 
     def chose(

@@ -11,11 +11,11 @@ from typing import Any
 
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.store import io_thread, maintenance
-from holdfast.store.block import BlockKey, Entry
+from holdfast.store.block import Block, BlockKey, Entry
 from holdfast.store.folder import Records, StoreFolder
 from holdfast.store.io_thread import IoThread
 from holdfast.store.maintenance import StoreMaintenance
-from holdfast.store.write_ahead import Mailbox
+from holdfast.store.write_ahead import Mailbox, WriteAhead
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.plan import Draft
@@ -142,6 +142,17 @@ def install() -> None:
         running[-1].store.used(plan.keys)
         accept(index, plan)
 
+    write, touch = WriteAhead.write, IoThread.touch
+
+    def watched_write(ahead: WriteAhead, block: Block, *args: Any, **more: Any) -> None:
+        running[-1].store.used((block.key,))
+        write(ahead, block, *args, **more)
+
+    def watched_touch(io: IoThread, keys: Iterable[BlockKey]) -> None:
+        keys = tuple(keys)
+        running[-1].store.used(keys)
+        touch(io, keys)
+
     choose_victims = maintenance.choose_victims
 
     def watched_choose(entries: Sequence[Entry], **more: Any) -> list[Entry]:
@@ -149,6 +160,7 @@ def install() -> None:
         running[-1].store.chose(entries, victims, in_use=more.get("in_use", ()))
         return victims
 
+    WriteAhead.write, IoThread.touch = watched_write, watched_touch  # type: ignore[method-assign]
     maintenance.choose_victims = watched_choose
     RamTier.put = watched_put_in_ram  # type: ignore[method-assign]
     RamTier.evict = watched_evict  # type: ignore[method-assign]
