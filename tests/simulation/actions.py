@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
 Protocol: TypeAlias = Literal["chat", "messages", "responses", "completions"]
@@ -101,7 +101,9 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """An injected fault. `faults.py` implements each kind."""
+    """An injected fault. `faults.py` implements each kind. only: part of the path of the files that an
+    error of the disk affects.
+    """
 
     at: float
     kind: str
@@ -110,6 +112,7 @@ class Trouble:
     number: int = 0
     name: str = ""
     error: int = 0
+    only: str = ""
 
 
 Action: TypeAlias = Turn | Branch | Call | Trouble
@@ -197,6 +200,15 @@ DISK_OPERATIONS = (
 STOPS = (("qu",), ("e ", "ing", "in"), (" th", "é"), ("zzzz",), ("日", "🎉"))
 KEYS = ("", "alice", "bob")  # the names of API keys; "": the administrator's
 DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EINTR)
+DISK_PLACES = ("", "", ".block", "/blocks/", "/incoming/", "/index/", "/sessions/")
+# what the requests of an agent usually have in common, so that each continues the one before
+HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts")
+# fields of turns that many worlds leave alone, so that the others come together more often
+FEATURES = (
+    "adapter", "background", "chains", "choices", "edge", "forget", "idempotency", "is_batch",
+    "kv_bits", "letters", "logprobs", "looks", "parts", "prefills", "reader", "repeats", "seed",
+    "session", "stop", "stores", "system", "timeout_seconds", "twins",
+)  # fmt: skip
 
 
 def options_of(dice: random.Random) -> dict[str, Any]:
@@ -207,14 +219,14 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "has_store": dice.random() < 0.9,
         "kv_bits": dice.choice(("native", "native", "auto", "8", "4")),
         "kv_tokens": dice.choice((3000, 6000, 12_000, 40_000)),
-        "ram_tokens": dice.choice((None, 0, 2000, 20_000)),
+        "ram_tokens": dice.choice((None, None, 0, 600, 2000, 20_000)),
         "max_running": dice.choice((1, 2, 4, 8)),
         "max_queued": dice.choice((2, 16, 256)),
         "step_tokens": dice.choice((64, 256, 512)),
         "max_loaded": dice.choice((None, 1)) if len(models) > 1 else None,
         "idle_seconds": dice.choice((None, None, 30.0, 600.0)),
         "max_sessions": dice.choice((2, 64)),
-        "store_bytes": dice.choice((None, None, 2 << 20)),
+        "store_bytes": dice.choice((None, None, None, 512 << 10, 2 << 20)),
         "has_key": dice.random() < 0.3,
         "keys": dice.random() < 0.3,
         "reconnect_seconds": dice.choice((0.0, 60.0)),
@@ -231,19 +243,42 @@ def options_of(dice: random.Random) -> dict[str, Any]:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """Generate the scenario of a seed."""
+    """Generate the scenario of a seed.
+
+    Most worlds leave out many features and kinds of faults, so that the others combine more often
+    (Groce et al., "Swarm Testing", 2012). In most, an agent's requests continue one conversation.
+    """
     dice = random.Random(f"scenario {seed}")
-    actions = dice.choice((10, 20, 20, 40))
+    actions = dice.choice((5, 10, 10, 20, 20, 40))
     options = options_of(dice)
     trouble_share = dice.choice((0.0, 0.15, 0.3, 0.4))
-    agents = [f"a{number}" for number in range(dice.choice((1, 2, 3, 6, 12)))]
+    branch_share = dice.choice((0.04, 0.04, 0.2))
+    call_share = dice.choice((0.04, 0.04, 0.15))
+    kinds = _some_troubles(dice)
+    operations = dice.choice((DISK_OPERATIONS, (dice.choice(DISK_OPERATIONS),)))
+    left_out = _left_out(dice)
+    agents = [f"a{number}" for number in range(min(dice.choice((1, 2, 3, 6, 12)), actions // 4))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
     callers = {
         agent: {"tenant": dice.choice(tenants), "key": dice.choice(KEYS)} for agent in agents
     }
+    habits = _habits(dice, agents, options)
     pace = dice.choice((0.05, 0.5, 5.0, 30.0))
     found: list[Action] = []
     at = 0.0
+
+    def a_turn() -> Turn:
+        agent = dice.choice(agents)
+        turn = _turn(dice, at, agent, options)
+        if dice.random() < 0.95:
+            turn = replace(turn, **habits[agent])
+        return replace(turn, **callers[agent], **left_out)
+
+    def a_branch(source: str, agent: str, *, keep: int) -> Branch:
+        callers[agent], habits[agent] = callers[source], habits[source]
+        agents.append(agent)
+        return Branch(at=at, agent=agent, source=source, keep=keep)
+
     while len(found) < actions:
         at += dice.expovariate(1 / pace)
         if dice.random() < 0.02:
@@ -251,52 +286,80 @@ def scenario_of(seed: int) -> Scenario:
         what = dice.random()
         if what < trouble_share:
             if dice.random() < 0.8:  # most faults happen while an answer is generated
-                turn = _turn(dice, at, dice.choice(agents), options)
-                tokens = max(turn.max_tokens, 20)
-                found.append(replace(turn, **callers[turn.agent], max_tokens=tokens))
+                turn = a_turn()
+                found.append(replace(turn, max_tokens=max(turn.max_tokens, 20)))
                 at += dice.choice((0.002, 0.01, 0.03, 0.1, 0.3))
-            trouble = _trouble(dice, at, options)
+            trouble = _trouble(dice, at, options, kinds, operations)
             found.append(trouble)
-            if "dies" in trouble.kind and dice.random() < 0.7:
+            if "dies" in trouble.kind and "power cut" in kinds and dice.random() < 0.7:
                 at += dice.choice((2.0, 4.0))  # the dead process's blocks have just been salvaged
-                found.append(replace(_trouble(dice, at, options), kind="power cut"))
+                found.append(
+                    replace(_trouble(dice, at, options, kinds, operations), kind="power cut")
+                )
             elif dice.random() < 0.2:  # a second fault, before the server has recovered
                 at += dice.choice((0.05, 1.0, 4.0))
-                found.append(_trouble(dice, at, options))
-        elif what < trouble_share + 0.04:
+                found.append(_trouble(dice, at, options, kinds, operations))
+        elif what < trouble_share + branch_share:
             source = dice.choice(agents)
-            agent = f"{source}.{len(found)}"
-            callers[agent] = callers[source]
-            agents.append(agent)
-            found.append(Branch(at=at, agent=agent, source=source, keep=dice.randrange(1, 8)))
-        elif what < trouble_share + 0.08:
+            found.append(a_branch(source, f"{source}.{len(found)}", keep=dice.randrange(1, 8)))
+        elif what < trouble_share + branch_share + call_share:
             about = None
             if dice.random() < 0.5:  # about the session of a running request
-                turn = _turn(dice, at, dice.choice(agents), options)
+                turn = a_turn()
                 about = replace(
                     turn,
-                    **callers[turn.agent],
                     session=dice.choice(("s-common", f"s-{agents[0]}")),
                     max_tokens=max(turn.max_tokens, 20),
                 )
                 found.append(about)
                 at += dice.choice((0.002, 0.03, 0.3))
             found.append(_call(dice, at, options, callers, about=about))
-        elif what < trouble_share + 0.10:
-            turn = _turn(dice, at, dice.choice(agents), options)
+        elif what < trouble_share + branch_share + call_share + 0.02:
+            turn = a_turn()
             for number in range(dice.randrange(2, 6)):  # several agents with a common prefix
                 agent = f"{turn.agent}+{len(found)}"
-                callers[agent] = callers[turn.agent]
-                agents.append(agent)
-                found.append(Branch(at=at, agent=agent, source=turn.agent, keep=100))
-                found.append(replace(turn, agent=agent, **callers[agent], seed=number))
+                found.append(a_branch(turn.agent, agent, keep=100))
+                found.append(replace(turn, agent=agent, seed=number))
         else:
-            turn = _turn(dice, at, dice.choice(agents), options)
-            caller = callers[turn.agent]
-            if dice.random() < 0.02:
-                caller = {**caller, "key": "wrong"}
-            found.append(replace(turn, **caller))
+            turn = a_turn()
+            found.append(replace(turn, key="wrong") if dice.random() < 0.02 else turn)
     return Scenario(order=seed, actions=tuple(found), options=options)
+
+
+def _some_troubles(dice: random.Random) -> Mapping[str, int]:
+    """All kinds of troubles, or a few of them, with their weights."""
+    few = dice.choice((len(TROUBLES), len(TROUBLES), 2, 5))
+    chosen = set(dice.choices(list(TROUBLES), weights=list(TROUBLES.values()), k=few))
+    return (
+        TROUBLES
+        if few == len(TROUBLES)
+        else {each: TROUBLES[each] for each in TROUBLES if each in chosen}
+    )
+
+
+def _left_out(dice: random.Random) -> dict[str, Any]:
+    """The fields of turns that this world does not use, with their default values."""
+    share = dice.choice((0.0, 0.5, 0.9))
+    defaults = {each.name: each.default for each in fields(Turn)}
+    return {name: defaults[name] for name in FEATURES if dice.random() < share}
+
+
+def _habits(
+    dice: random.Random, agents: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What all requests of each agent have in common. In some worlds all agents have the same habits,
+    so that they share prefixes; in others nobody has any.
+    """
+    whose = dice.choice(("own", "own", "common", "nobody's"))
+    if whose == "nobody's":
+        return {agent: {} for agent in agents}
+    found = {}
+    usual: Turn | None = None
+    for agent in agents:
+        if usual is None or whose == "own":
+            usual = _turn(dice, 0.0, agent, options)
+        found[agent] = {name: getattr(usual, name) for name in HABITS}
+    return found
 
 
 def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]) -> Turn:
@@ -346,16 +409,24 @@ def _adapter(dice: random.Random, options: Mapping[str, Any]) -> str:
     return adapter if dice.random() < 0.95 else "missing"
 
 
-def _trouble(dice: random.Random, at: float, options: Mapping[str, Any]) -> Trouble:
-    (kind,) = dice.choices(list(TROUBLES), weights=list(TROUBLES.values()))
+def _trouble(
+    dice: random.Random,
+    at: float,
+    options: Mapping[str, Any],
+    kinds: Mapping[str, int],
+    operations: Sequence[str],
+) -> Trouble:
+    """kinds: with their weights. operations: of the disk, which may fail."""
+    (kind,) = dice.choices(list(kinds), weights=list(kinds.values()))
     return Trouble(
         at=at,
         kind=kind,
         model=dice.choice(options["models"]),
         seconds=dice.choice((0.5, 5.0, 30.0, 600.0)),
-        number=dice.randrange(1, 12),
-        name=dice.choice(DISK_OPERATIONS),
+        number=dice.choice((1, 1, 1, 2, 2, 3, 4, 6, 9, 11)),
+        name=dice.choice(operations),
         error=dice.choice(DISK_ERRORS),
+        only=dice.choice(DISK_PLACES),
     )
 
 

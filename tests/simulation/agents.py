@@ -225,8 +225,10 @@ class Agent:
         text = f"{self.name} {self.asked}: {tokenizer().decode(words)}{LETTERS[turn.letters]}"
         filler = max(0, turn.tokens - 12)
         if turn.edge is not None:
-            used = len(tokenizer().encode(str([*self.messages, text])).ids) + filler
-            filler += (-used) % BLOCK + turn.edge
+            new = {"role": "user", "content": text + FILLER * filler}
+            read = conversations.as_read(turn, [*self.messages, new])
+            used = len(tokenizer().encode(conversations.prompt(turn, read)).ids)
+            filler += (turn.edge - used) % BLOCK
         return text + FILLER * max(0, filler)
 
     def _ask(self, request: Request, attempt: str, *, leaves: bool = False) -> Heard | None:

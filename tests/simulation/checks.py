@@ -41,6 +41,7 @@ class Checks:
         self.simulation = simulation
         self.world = simulation.world
         self.states: set[tuple[str, str]] = set()
+        self._in_cache = ""  # the last event of `saw_in_cache`
         self.excuses = Excuses(self)
         self.answers = AnswerChecks(self)
         self.links = LinkChecks(self)
@@ -75,6 +76,7 @@ class Checks:
             )
         self.store.check_blocks()
         self.store.check_durable()
+        self.store.check_size()
 
     def _check_front_at_rest(self, front: SimulatedFront) -> None:
         """No answer is kept for a client that may reconnect, and all caches are consistent."""
@@ -123,6 +125,12 @@ class Checks:
         if residency is not None:
             phases = " ".join(slot.state.value for slot in residency._slots.values())
         self.states.add((phases, event))
+
+    def saw_in_cache(self, event: str) -> None:
+        """Something has happened in a cache or its store."""
+        if event != self._in_cache:
+            self.states.add((self._in_cache, event))
+            self._in_cache = event
 
 
 running: list[Checks] = []

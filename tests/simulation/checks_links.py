@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -257,7 +258,7 @@ class LinkChecks(Part):
     def _check_read_once(self, life: _Life, on: _OnLink, cached_tokens: int) -> None:
         """No token of a prefix that an earlier request has computed is computed again."""
         request = on.asked.request
-        if not self._is_kept_since(on.sent_at):
+        if not self._is_calm():
             return
         prompt = np.array([*request.prompt_token_ids])
         second = self.simulation.options["second_layer"]
@@ -265,7 +266,7 @@ class LinkChecks(Part):
             (
                 each.reusable(prompt, second, is_quantized=self._form_of(request) != "native")
                 for each in self._reads_of(life, request)
-                if self._is_durable(each, on.sent_at)
+                if self._is_kept(each, request, on.sent_at)
             ),
             default=0,
         )
@@ -276,29 +277,31 @@ class LinkChecks(Part):
                 f"earlier request has {right} of them",
             )
 
-    def _is_kept_since(self, at: float) -> bool:
-        """Whether everything that was computed before must be in the cache."""
+    def _is_calm(self) -> bool:
+        """Whether nothing has gone wrong after which something that was computed may be lost."""
         options = self.simulation.options
-        is_roomy = (
-            self._read_tokens * 4 < options["kv_tokens"]
-            and options["ram_tokens"] is None
-            and options["store_bytes"] is None
-        )
         forgets = any(
             isinstance(each, Call) and "forget" in each.path
             for each in self.simulation.scenario.actions
         )
         is_calm = all(kind in HARMLESS_TO_STORE for kind, _, _ in self.checks.excuses.all)
-        return is_roomy and not forgets and is_calm and "failing" not in options
+        return not forgets and is_calm and "failing" not in options
 
-    def _is_durable(self, read: _Read, at: float) -> bool:
-        """Whether the tokens of a request must still be cached at this time."""
-        has_store = self.simulation.options["has_store"]
+    def _is_kept(self, read: _Read, request: SequenceRequest, at: float) -> bool:
+        """Whether what a request has computed must still be there for another one at this time: in
+        memory, if there is enough, or in the store.
+        """
+        options = self.simulation.options
+        if options["store_bytes"] is not None:
+            return False
         lives = self.simulation.machine.ended_at
-        lost_at = next((end for end in lives if end >= read.ended_at), None)
-        if lost_at is None or lost_at > at:
-            return read.ended_at < at
-        return has_store and read.ended_at + DURABLE_SECONDS < lost_at
+        lost_at = next((end for end in lives if end >= read.ended_at), math.inf)
+        is_roomy = self._read_tokens * 4 < options["kv_tokens"] and options["ram_tokens"] is None
+        is_in_memory = is_roomy and read.ended_at < at < lost_at
+        # with little memory, the form of what was stored depends on how much there was
+        has_form = is_roomy or (request.kv_bits or options["kv_bits"]) != "auto"
+        is_stored = options["has_store"] and read.ended_at + DURABLE_SECONDS < min(at, lost_at)
+        return is_in_memory or (is_stored and has_form)
 
     def _check_end(self, life: _Life, on: _OnLink, event: Finished) -> None:
         if not on.is_accepted:

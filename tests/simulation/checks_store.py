@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +13,18 @@ from holdfast.store.block import (
     BlockKey,
     Entry,
     ReadFailed,
+    by_place,
     fingerprint_id,
     read_block,
     read_header,
 )
 from tests.simulation.checks_part import Part
 from tests.simulation.device import Weights, rows_of
-from tests.simulation.excuses import RECOVERY_SECONDS
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
+
+RECORDED_SECONDS = 3.0  # until the store has recorded a use
 
 
 class StoreChecks(Part):
@@ -38,11 +40,13 @@ class StoreChecks(Part):
         # one, then those written since; None: no file
         self._records: dict[Path, list[bytes | None]] = {}
         self._unwanted: dict[str, float] = {}  # files that the store was told to delete, and when
+        self._used_at: dict[BlockKey, float] = {}  # when a request last started from each block
 
     def stored(self, keys: Iterable[BlockKey]) -> None:
         """The store reports that these blocks are durable."""
         names = [key.hex() for key in keys]
         self._durable.update(names)
+        self._given_up.difference_update(names)
         for name in names:  # it may have been given to the store again
             self._unwanted.pop(name, None)
         disk, store = self.simulation.disk, self.simulation.folder / "store"
@@ -74,6 +78,65 @@ class StoreChecks(Part):
         """The store evicts these blocks."""
         if pinned := [entry.block.key.hex() for entry in entries if entry.pinned]:
             self._violation("good blocks stay", f"{pinned[0]} is pinned, but is evicted")
+
+    def used(self, keys: Iterable[BlockKey]) -> None:
+        """Blocks are written, or a request starts from them."""
+        self._used_at.update(dict.fromkeys(keys, self.world.now))
+
+    def chose(
+        self, entries: Sequence[Entry], victims: Sequence[Entry], *, in_use: Collection[BlockKey]
+    ) -> None:
+        """The store chooses which blocks it evicts: those that were used least recently, and no block
+        without all that follow it.
+        """
+        chosen = {entry.block.key for entry in victims}
+        orphans = [
+            entry.block.key.hex()
+            for entry in entries
+            if entry.block.parent_key in chosen and entry.block.key not in chosen
+        ]
+        if orphans:
+            self._violation("eviction order", f"{orphans[0]} loses the block before it")
+        if self.checks.excuses.all:
+            return  # a use may not have been recorded
+        kept = set(in_use)
+        recency = {each.block.key: self._used_at.get(each.block.key, 0.0) for each in entries}
+        for entry in sorted(entries, key=by_place, reverse=True):  # children first
+            key, parent = entry.block.key, entry.block.parent_key
+            if entry.pinned or key in kept:
+                kept |= {key, parent}
+            recency[parent] = max(recency.get(parent, 0.0), recency[key])
+        if kept & chosen:
+            self._violation("eviction order", f"{min(kept & chosen).hex()} is in use")
+        stay = [recency[e.block.key] for e in entries if e.block.key not in kept | chosen]
+        newest = max((recency[key] for key in chosen), default=0.0)
+        if stay and newest > min(stay) + RECORDED_SECONDS:
+            self._violation(
+                "eviction order",
+                f"a block is evicted that was used at {newest}, but one stays from {min(stay)}",
+            )
+
+    def check_size(self) -> None:
+        """The store is within its limit, and counts the blocks that are there."""
+        options = self.simulation.options
+        blocks = self.simulation.folder / "store" / "blocks"
+        with self.simulation.disk.bypassed():
+            sizes = [path.stat().st_size for path in blocks.glob("*/*.block")]
+        if self.checks.excuses.disk_has_failed() or "failing" in options:
+            return
+        limit = options["store_bytes"]
+        if limit is not None and sum(sizes) > limit:
+            self._violation("bytes", f"the store has {sum(sizes)} of {limit} bytes")
+        if len(options["models"]) > 1:
+            return  # another worker may have written since this one has counted
+        for worker in self.simulation.machine.workers.values():
+            if worker.store is not None:
+                figures = worker.store.statistics()
+                counted = (figures.blocks, figures.stored_bytes)
+                if counted != (len(sizes), sum(sizes)):
+                    self._violation(
+                        "bytes", f"{counted} blocks and bytes, not {len(sizes)} and {sum(sizes)}"
+                    )
 
     def deleted(self, path: Path) -> None:
         """A block's file is about to be deleted or moved; a whole one must have been given up."""
@@ -156,10 +219,7 @@ class StoreChecks(Part):
         blocks = self.simulation.folder / "store" / "blocks"
         with self.simulation.disk.bypassed():
             there = {path.stem for path in blocks.glob("*/*.block")}
-        last_death = max(
-            (each.at for each in self.checks.excuses.all if each.kind in RECOVERY_SECONDS),
-            default=-math.inf,
-        )
+        last_death = max(self.simulation.machine.ended_at, default=-math.inf)
         for name, at in self._unwanted.items():
             if name in there and at > last_death:
                 self._violation("nothing outlives its owner", f"{name} was deleted, but is there")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from holdfast.store.block import BlockKey
 from holdfast.wire.events import WaitReason
 from holdfast.worker.engine.plan import Draft
 from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
@@ -15,6 +18,8 @@ from tests.simulation.world import Process
 
 if TYPE_CHECKING:
     from holdfast.worker.loop.sequences import LiveSequence
+    from holdfast.worker.prefix.tiers import RamTier
+    from tests.simulation.checks import Checks
     from tests.simulation.worker import SimulatedWorker
 
 CHECKED_SHARE = 0.2  # of the loop's rounds
@@ -22,6 +27,12 @@ CHECKED_SHARE = 0.2  # of the loop's rounds
 
 class WorkerChecks(Part):
     """Checks workers' loops, sessions and processes."""
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__(checks)
+        self._uses = 0
+        # of blocks in RAM: the number of the last use
+        self._last_used: dict[RamTier, dict[BlockKey, int]] = defaultdict(dict)
 
     def at_round(self, loop: WorkerLoop, *, timeout_seconds: float) -> None:
         """A worker's loop is about to poll for commands."""
@@ -81,6 +92,27 @@ class WorkerChecks(Part):
                 "bytes", f"{statistics.reserved_bytes} of {statistics.budget_bytes} bytes in use"
             )
 
+    def used(self, ram: RamTier, keys: Iterable[BlockKey]) -> None:
+        """Blocks were put into RAM, or a request starts from them."""
+        self._uses += 1
+        self._last_used[ram].update(dict.fromkeys(keys, self._uses))
+
+    def evicts(self, ram: RamTier, key: BlockKey) -> None:
+        """A worker evicts a block from RAM."""
+        used = self._last_used[ram]
+        may_leave = [
+            each for each in ram._last_used if each not in ram._holds and each not in ram._children
+        ]
+        if key not in may_leave:
+            self._violation(
+                "eviction order", f"{key.hex()} is held, or followed by others, but leaves RAM"
+            )
+        older = [each for each in may_leave if used[each] < used[key]]
+        if older:
+            self._violation(
+                "eviction order", f"{key.hex()} leaves RAM, but {older[0].hex()} was used before it"
+            )
+
     def check_rest(self, worker: SimulatedWorker) -> None:
         """No agent waits any more: the worker holds nothing but its sessions."""
         self._check_rest(worker)
@@ -99,6 +131,10 @@ class WorkerChecks(Part):
                 f"at rest {worker.name} has {statistics.running} running, {statistics.queued} "
                 f"queued, {open_sequences} open sequences, and {live}",
             )
+        most = worker.settings.store.ram_bytes
+        parked = 0 if worker.cache is None else worker.cache.live.held.parked_bytes
+        if most is not None and parked > most:
+            self._violation("bytes", f"{parked} of {most} bytes in parked states")
         index = worker.index
         if index is not None and not index._pins._held_sizes:
             nbytes = index._ram.resident_bytes

@@ -247,8 +247,14 @@ FAULTS: Sequence[Fault] = (
          "cut(block.end - begin, offset=begin - block.start)", "cut(block.end - begin, offset=0)"),
     ),
     _fault(
-        "a chain that ends at the edge of a block begins the next one there",
-        ("worker/prefix/chain.py", "position <= node.start and", "position < node.start and"),
+        "a state at the end of a match is not found",
+        ("worker/prefix/tree.py", "            if cut <= used\n", "            if cut < used\n"),
+    ),
+    _fault(
+        "a missing block is removed while room is made for what follows it",
+        ("worker/prefix/index.py",
+         "                self._evict(victim, keep=keep)\n", "                self._evict(victim)\n"),
+        undoes="docs/lab-log.md: PrefixIndex._make_room",
     ),
     _fault(
         "held blocks are evicted",
@@ -400,7 +406,8 @@ def run(fault: Fault, *, seconds: float, processes: int) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         copy = Path(folder)
         shutil.copytree(ROOT / "src", copy / "src")
-        shutil.copytree(ROOT / "tests/simulation", copy / "tests/simulation")
+        for name in ("fakes", "simulation"):
+            shutil.copytree(ROOT / "tests" / name, copy / "tests" / name)
         for edit in fault.edits:
             path = copy / "src/holdfast" / edit.file
             path.write_text(path.read_text().replace(edit.old, edit.new))

@@ -265,15 +265,24 @@ class Simulation:
         disk = self.disk
         match trouble.kind:
             case "disk error":
-                disk.plan(trouble.name, trouble.error, nth=trouble.number, count=trouble.number)
+                disk.plan(
+                    trouble.name,
+                    trouble.error,
+                    nth=trouble.number,
+                    count=trouble.number,
+                    only=trouble.only,
+                )
             case "disk is full":
                 disk.full = True
                 self.world.after(trouble.seconds, lambda: setattr(disk, "full", False))
             case kind:
                 files = [*disk.files(".block"), *disk.files(".session")]
                 files = [path for path in files if "quarantine" not in path]
-                if files:
-                    path = files[trouble.number % len(files)]
+                if not files:
+                    return
+                # every second or third file, or one
+                step = trouble.number if trouble.number in (2, 3) else len(files)
+                for path in files[trouble.number % step :: step]:
                     self.checks.store.damaged.add(Path(path))
                     (disk.vanish if kind == "file vanishes" else disk.damage)(path)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.store import io_thread
-from holdfast.store.block import BlockKey, Entry
+from holdfast.store import io_thread, maintenance
+from holdfast.store.block import Block, BlockKey, Entry
 from holdfast.store.folder import Records, StoreFolder
 from holdfast.store.io_thread import IoThread
 from holdfast.store.maintenance import StoreMaintenance
-from holdfast.store.write_ahead import Mailbox
+from holdfast.store.write_ahead import Mailbox, WriteAhead
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.plan import Draft
@@ -22,6 +23,9 @@ from holdfast.worker.loop import device_steps
 from holdfast.worker.loop.drafts import Drafts
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.prefix.index import PrefixIndex
+from holdfast.worker.prefix.live_tier import LiveTier
+from holdfast.worker.prefix.lookup import ReusePlan
+from holdfast.worker.prefix.tiers import RamTier
 from holdfast.worker.sessions.registry import SessionRegistry
 from tests.simulation.checks import running
 
@@ -91,6 +95,13 @@ def install() -> None:
         removed(io, keys)
         running[-1].store.unwanted(keys)
 
+    def watched_delete(
+        maintenance: StoreMaintenance, keys: Iterable[BlockKey], *, model: str
+    ) -> list[BlockKey]:
+        keys = tuple(keys)
+        running[-1].store.gave_up(keys)  # they may have been stored since they were given up
+        return delete(maintenance, keys, model=model)
+
     def watched_unreadable(index: PrefixIndex, keys: Iterable[BlockKey]) -> Any:
         keys = tuple(keys)
         running[-1].store.refused(keys)
@@ -116,12 +127,53 @@ def install() -> None:
 
     count = Drafts.count
     Drafts.count = watched_count  # type: ignore[method-assign]
+    put_in_ram, evict, accept = RamTier.put, RamTier.evict, PrefixIndex.accept
+
+    def watched_put_in_ram(ram: RamTier, key: BlockKey, *args: Any, **more: Any) -> None:
+        put_in_ram(ram, key, *args, **more)
+        running[-1].workers.used(ram, (key,))
+
+    def watched_evict(ram: RamTier, key: BlockKey) -> None:
+        running[-1].workers.evicts(ram, key)
+        evict(ram, key)
+
+    def watched_accept(index: PrefixIndex, plan: ReusePlan) -> None:
+        running[-1].workers.used(index._ram, plan.keys)
+        running[-1].store.used(plan.keys)
+        accept(index, plan)
+
+    write, touch = WriteAhead.write, IoThread.touch
+
+    def watched_write(ahead: WriteAhead, block: Block, *args: Any, **more: Any) -> None:
+        running[-1].store.used((block.key,))
+        write(ahead, block, *args, **more)
+
+    def watched_touch(io: IoThread, keys: Iterable[BlockKey]) -> None:
+        keys = tuple(keys)
+        running[-1].store.used(keys)
+        touch(io, keys)
+
+    choose_victims = maintenance.choose_victims
+
+    def watched_choose(entries: Sequence[Entry], **more: Any) -> list[Entry]:
+        victims = choose_victims(entries, **more)
+        running[-1].store.chose(entries, victims, in_use=more.get("in_use", ()))
+        return victims
+
+    WriteAhead.write, IoThread.touch = watched_write, watched_touch  # type: ignore[method-assign]
+    maintenance.choose_victims = watched_choose
+    RamTier.put = watched_put_in_ram  # type: ignore[method-assign]
+    RamTier.evict = watched_evict  # type: ignore[method-assign]
+    PrefixIndex.accept = watched_accept  # type: ignore[method-assign]
     unreadable = PrefixIndex.unreadable
     PrefixIndex.unreadable = watched_unreadable
-    unlink = StoreMaintenance._unlink
+    unlink, delete = StoreMaintenance._unlink, StoreMaintenance.remove
+    StoreMaintenance.remove = watched_delete  # type: ignore[method-assign]
     Mailbox.finish = watched_finish
     StoreMaintenance._unlink = watched_unlink
     IoThread.remove = watched_remove
+    for kind, name, event in _CACHE_EVENTS:
+        _tell(kind, name, event)
     log_failure = device_steps.log_failure
 
     @contextlib.contextmanager
@@ -139,6 +191,35 @@ def install() -> None:
     WorkerLink.send = watched_send  # type: ignore[method-assign]
     WorkerLink._deliver = watched_deliver  # type: ignore[method-assign]
     WorkerLoop._receive = watched_receive  # type: ignore[method-assign]
+
+
+# what happens in caches and stores: class, method and name
+_CACHE_EVENTS = (
+    (PrefixIndex, "_evict", "a block leaves RAM"),
+    (PrefixIndex, "_vanish", "a block is lost"),
+    (PrefixIndex, "fill", "a block is stored again"),
+    (PrefixIndex, "mark_suspect", "a block cannot be read"),
+    (PrefixIndex, "unreadable", "a block is damaged or gone"),
+    (PrefixIndex, "forget", "blocks are forgotten"),
+    (LiveTier, "end_chain", "a live state ends"),
+    (LiveTier, "seclude", "a state is quantized"),
+    (IoThread, "remove", "files are deleted"),
+    (IoThread, "_pause", "the store pauses"),
+    (IoThread, "_count_evicted", "files are evicted"),
+    (StoreMaintenance, "look_again", "a file is read again"),
+)
+
+
+def _tell(kind: type, name: str, event: str) -> None:
+    """Let the search know what happens in which order."""
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def told(*args: Any, **more: Any) -> Any:
+        running[-1].saw_in_cache(event)
+        return method(*args, **more)
+
+    setattr(kind, name, told)
 
 
 @dataclass
