@@ -192,7 +192,7 @@ class DraftModel:
             name=request.request_id,
             request=request,
             rates=DraftRates(self._rates),
-            live=self._opened(request, generated, capacity_tokens, kept=kept, shared=shared),
+            live=self._opened(request, generated, capacity_tokens, cached=kept, shared=shared),
             tokens=tokens,
             capacity_tokens=capacity_tokens,
         )
