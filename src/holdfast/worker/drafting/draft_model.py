@@ -380,7 +380,7 @@ class DraftModel:
         self._engine.close(draft.name)
         kept = draft if _can_return(draft, shared) else None
         draft.live = self._opened(
-            draft.request, generated, draft.capacity_tokens, kept=kept, shared=shared
+            draft.request, generated, draft.capacity_tokens, cached=kept, shared=shared
         )
 
     def _measure_passes(self, sequences: int, seconds: float) -> None:
