@@ -295,9 +295,9 @@ class Gateway:
         vision = client.info.vision
         if vision is None or vision.refused:
             return client, bundle
-        if vision not in bundle.seen:
-            await asyncio.to_thread(bundle.seeing, vision)
-        return client, bundle.seeing(vision)
+        if vision not in bundle.by_vision:
+            await asyncio.to_thread(bundle.with_vision, vision)
+        return client, bundle.with_vision(vision)
 
     async def _with_images(
         self, request: GenerationRequest, client: WorkerClient, resources: AsyncExitStack
