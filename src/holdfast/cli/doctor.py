@@ -167,50 +167,54 @@ def diagnose(
     return found
 
 
-def _check_platform(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
+def _check_platform(diagnosis: Diagnosis, settings: ModelSettings, progress: object) -> None:
     from holdfast.cli.machine_report import machine_report
 
-    found.platform = machine_report(threads=settings.threads)
+    diagnosis.platform = machine_report(threads=settings.threads)
 
 
-def _measure_speed(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
+def _measure_speed(diagnosis: Diagnosis, settings: ModelSettings, progress: object) -> None:
     from holdfast.cli.machine_report import measure_gflops
 
-    if found.platform is None:
+    if diagnosis.platform is None:
         return
     installed = measure_gflops(blas=False, threads=settings.threads)
     in_use = installed
-    if found.platform.blas.in_front:
+    if diagnosis.platform.blas.in_front:
         in_use = measure_gflops(blas=True, threads=settings.threads)
-    found.speed = Speed(as_installed_gflops=installed, in_use_gflops=in_use)
+    diagnosis.speed = Speed(as_installed_gflops=installed, in_use_gflops=in_use)
 
 
 def _check_model(
-    found: Diagnosis, settings: ModelSettings, progress: Callable[[str, float], None]
+    diagnosis: Diagnosis, settings: ModelSettings, progress: Callable[[str, float], None]
 ) -> None:
-    found.folder = str(resolve_model(settings, progress=progress))
-    found.model_name = served_id(settings)
-    if found.platform is not None:
-        found.model = check_model(dataclasses.replace(settings, path=found.folder))
-        found.quality = find_quality(found.model.fingerprint, os.environ)
+    diagnosis.folder = str(resolve_model(settings, progress=progress))
+    diagnosis.model_name = served_id(settings)
+    if diagnosis.platform is not None:
+        diagnosis.model = check_model(dataclasses.replace(settings, path=diagnosis.folder))
+        diagnosis.quality = find_quality(diagnosis.model.fingerprint, os.environ)
 
 
 def _find_draft(
-    found: Diagnosis, settings: ModelSettings, progress: object, *, listed: Sequence[ModelSettings]
+    diagnosis: Diagnosis,
+    settings: ModelSettings,
+    progress: object,
+    *,
+    listed: Sequence[ModelSettings],
 ) -> None:
     from holdfast.models.draft_pairs import DraftFolder, draft_of
 
-    if found.folder:
-        model = DraftFolder(name=found.model_name, folder=Path(found.folder))
+    if diagnosis.folder:
+        model = DraftFolder(name=diagnosis.model_name, folder=Path(diagnosis.folder))
         draft = draft_of(model, settings.speculation, listed=listed, environ=os.environ)
-        found.draft_model = "" if draft is None else draft.name
+        diagnosis.draft_model = "" if draft is None else draft.name
 
 
-def _check_dialect(found: Diagnosis, settings: ModelSettings, progress: object) -> None:
+def _check_dialect(diagnosis: Diagnosis, settings: ModelSettings, progress: object) -> None:
     from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 
-    if found.folder:
-        found.dialect = load_tokenizer_bundle(Path(found.folder)).dialect_report
+    if diagnosis.folder:
+        diagnosis.dialect = load_tokenizer_bundle(Path(diagnosis.folder)).dialect_report
 
 
 def check_model(settings: ModelSettings) -> ModelInfo:
@@ -276,11 +280,11 @@ def has_cuda_wheel() -> bool:
     return any(wheel.name in _CUDA_WHEELS for wheel in distributions())
 
 
-def _print_diagnosis(found: Diagnosis) -> None:
+def _print_diagnosis(diagnosis: Diagnosis) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
-    machine = found.machine
+    machine = diagnosis.machine
     memory = machine.memory
     rows = {
         "system": f"{machine.system}, {machine.architecture}, {machine.usable_cores} usable cores",
@@ -288,14 +292,14 @@ def _print_diagnosis(found: Diagnosis) -> None:
         "python": machine.python,
     }
     _print_section(console, "machine", rows)
-    _print_section(console, "MLX", _mlx_rows(found))
-    _print_section(console, "model", _model_rows(found))
-    if found.dialect is not None:
-        _print_section(console, "tools and thinking", _dialect_rows(found.dialect))
-    if found.last_crash is not None:
-        _print_section(console, "last worker crash", _crash_rows(found.last_crash))
+    _print_section(console, "MLX", _mlx_rows(diagnosis))
+    _print_section(console, "model", _model_rows(diagnosis))
+    if diagnosis.dialect is not None:
+        _print_section(console, "tools and thinking", _dialect_rows(diagnosis.dialect))
+    if diagnosis.last_crash is not None:
+        _print_section(console, "last worker crash", _crash_rows(diagnosis.last_crash))
     console.print("recommendations", style="bold")
-    for line in found.advice or ("none",):
+    for line in diagnosis.advice or ("none",):
         console.print(f"  {line}")
 
 
@@ -313,9 +317,9 @@ def _print_section(console: Console, title: str, rows: dict[str, str]) -> None:
     console.print()
 
 
-def _mlx_rows(found: Diagnosis) -> dict[str, str]:
-    report = found.platform
-    speed = found.speed
+def _mlx_rows(diagnosis: Diagnosis) -> dict[str, str]:
+    report = diagnosis.platform
+    speed = diagnosis.speed
     if report is None:
         return {"state": "does not run, see below"}
     rows = {
@@ -343,13 +347,13 @@ def _mlx_rows(found: Diagnosis) -> dict[str, str]:
     return rows
 
 
-def _model_rows(found: Diagnosis) -> dict[str, str]:
+def _model_rows(diagnosis: Diagnosis) -> dict[str, str]:
     from holdfast.front.run.ready_message import context_text
 
-    model = found.model
-    rows = {"name": found.model_name or "the bundled one"}
-    if found.folder:
-        rows["folder"] = found.folder
+    model = diagnosis.model
+    rows = {"name": diagnosis.model_name or "the bundled one"}
+    if diagnosis.folder:
+        rows["folder"] = diagnosis.folder
     if model is None:
         return {**rows, "state": "cannot be run, see below"}
     note = f" ({model.weights_note})" if model.weights_note else ""
@@ -366,9 +370,9 @@ def _model_rows(found: Diagnosis) -> dict[str, str]:
         "context": context_text(model.context_tokens, own_tokens=model.own_context_tokens),
         "layout": f"{model.layout} ({model.layout_reason})",
         "attention": model.attention,
-        "speculation": _speculation_text(found, model),
+        "speculation": _speculation_text(diagnosis, model),
         "images": _images_text(model.vision),
-        "kv quality": _quality_text(found),
+        "kv quality": _quality_text(diagnosis),
         "start": f"{model.load_seconds:.1f} s to load and probe",
     }
 
@@ -383,17 +387,17 @@ def _images_text(vision: VisionInfo | None) -> str:
     return "read, and prompts with images are cached"
 
 
-def _speculation_text(found: Diagnosis, model: ModelInfo) -> str:
+def _speculation_text(diagnosis: Diagnosis, model: ModelInfo) -> str:
     if model.speculation_refused:
         return model.speculation_refused
-    drafters = f" and from {found.draft_model}" if found.draft_model else ""
+    drafters = f" and from {diagnosis.draft_model}" if diagnosis.draft_model else ""
     return f"drafts from earlier text{drafters} are verified where that is faster"
 
 
-def _quality_text(found: Diagnosis) -> str:
-    if found.quality is not None:
-        return quality_text(found.quality)
-    return f"not measured; to measure it: holdfast quality {found.model_name}"
+def _quality_text(diagnosis: Diagnosis) -> str:
+    if diagnosis.quality is not None:
+        return quality_text(diagnosis.quality)
+    return f"not measured; to measure it: holdfast quality {diagnosis.model_name}"
 
 
 def _dialect_rows(dialect: DialectReport) -> dict[str, str]:

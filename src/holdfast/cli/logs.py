@@ -94,7 +94,7 @@ def logs(
 
 def _asked_lines(
     number: int | None,
-    wanted: Mapping[str, str],
+    filters: Mapping[str, str],
     most: int,
     *,
     follows: bool,
@@ -108,7 +108,7 @@ def _asked_lines(
     after = 0
     with client_of_own(chosen_server(number), api_key=api_key) as client:
         while True:
-            query = {**wanted, "after": str(after)}
+            query = {**filters, "after": str(after)}
             found = client.call("GET", "/admin/logs", params=query)["lines"]
             for line in found[max(0, len(found) - most) :]:
                 yield line_text(line)

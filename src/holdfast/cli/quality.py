@@ -169,15 +169,15 @@ def _form_text(report: QualityReport, quality: FormQuality) -> str:
     )
 
 
-def _forms(given: str) -> tuple[QuantizedForm, ...]:
+def _forms(kv_bits: str) -> tuple[QuantizedForm, ...]:
     """Parse --kv-bits: the forms to compare with native. Raises ConfigError if one is unknown."""
-    if not given:
+    if not kv_bits:
         return FORMS
-    found = [each.strip() for each in given.split(",")]
+    found = [each.strip() for each in kv_bits.split(",")]
     for each in found:
         if each not in (NATIVE, *FORMS):
             raise ConfigError(
-                f"--kv-bits {given}: {each!r} is not allowed; allowed: {', '.join(FORMS)}"
+                f"--kv-bits {kv_bits}: {each!r} is not allowed; allowed: {', '.join(FORMS)}"
             )
     return tuple(form for form in FORMS if form in found)
 

@@ -274,15 +274,15 @@ class ServerClient:
         """Return the ids of the models that the server serves. Raises ServerFailed."""
         return tuple(str(model["id"]) for model in self.models(seconds=seconds))
 
-    def model(self, wanted: str = "") -> dict[str, Any]:
+    def model(self, name: str = "") -> dict[str, Any]:
         """Return a model of /v1/models, by default the first one. Raises NotServed."""
         served = {str(model["id"]): model for model in self.models()}
-        if wanted and wanted not in served:
+        if name and name not in served:
             listed = ", ".join(served) or "nothing"
-            raise NotServed(f"{self.url} does not serve {wanted}; it serves: {listed}")
+            raise NotServed(f"{self.url} does not serve {name}; it serves: {listed}")
         if not served:
             raise NotServed(f"{self.url} serves no model")
-        return served[wanted or next(iter(served))]
+        return served[name or next(iter(served))]
 
     def health(self, *, seconds: float = _CONNECT_SECONDS) -> dict[str, Any]:
         """Return the content of /health. Raises ServerFailed."""

@@ -639,8 +639,8 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _output(done: subprocess.CompletedProcess[str]) -> str:
-    return " ".join((done.stderr or done.stdout).split())
+def _output(process: subprocess.CompletedProcess[str]) -> str:
+    return " ".join((process.stderr or process.stdout).split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -375,11 +375,11 @@ def _read(file: Path | None) -> tuple[Path, tuple[ApiKey, ...]]:
     return path, read_keys(path) if path.exists() else ()
 
 
-def _find(known: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
-    for key in known:
+def _find(keys: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
+    for key in keys:
         if key.name == name:
             return key
-    names = ", ".join(key.name for key in known) or "none"
+    names = ", ".join(key.name for key in keys) or "none"
     raise ConfigError(f"there is no key named {name} in {path}; there are: {names}")
 
 

@@ -425,10 +425,10 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
     )
 
 
-def _print_table(found: Sequence[Mapping[str, Any]]) -> None:
+def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     numbers = ("tokens", "cached", "in RAM", "hot", "size", "requests")
     table = new_table("session", *numbers, "last used", "pinned", right=numbers)
-    for session in found:
+    for session in rows:
         table.add_row(
             " ".join(filter(None, (session["id"], session["metadata"].get(_NAME)))),
             f"{session['tokens']:,}",

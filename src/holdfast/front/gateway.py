@@ -144,10 +144,10 @@ class Gateway:
         Raises InvalidRequest (UnknownModel, PromptTooLong, …) before any work, QueueFull and
         WorkerUnavailable.
         """
-        async with AsyncExitStack() as held:
-            answer = self._begun(request, held)
-            client, bundle = await self._model(request.model, request.choices, held)
-            prompt, layouts = await self._with_images(request, client, held)
+        async with AsyncExitStack() as resources:
+            answer = self._begun(request, resources)
+            client, bundle = await self._model(request.model, request.choices, resources)
+            prompt, layouts = await self._with_images(request, client, resources)
             prepared = await self._prepare(request, prompt, bundle, client.info, layouts)
             observe = self._warm_ahead.observer(
                 request,
@@ -162,7 +162,7 @@ class Gateway:
                 if answer.is_closed:
                     sequence = sequence.without_session(forget=answer.is_forgotten)
                 source = client.submit(sequence)
-                held.push_async_callback(source.aclose)
+                resources.push_async_callback(source.aclose)
                 sources.append(source)
             answer.submitted.set()
             stream = GenerationStream(
@@ -173,7 +173,7 @@ class Gateway:
                 repeated_tokens=self._limits.repeated_tokens,
             )
             await stream.accepted()
-            stream.close_at_end(held.pop_all())
+            stream.close_at_end(resources.pop_all())
         return stream
 
     async def encode(self, request: GenerationRequest) -> EncodedPrompt:
@@ -269,8 +269,8 @@ class Gateway:
                 told = await client.call(command)
         return sessions_of(told)
 
-    def _begun(self, request: GenerationRequest, held: AsyncExitStack) -> _RunningAnswer:
-        """Record a running answer until `held` is closed."""
+    def _begun(self, request: GenerationRequest, resources: AsyncExitStack) -> _RunningAnswer:
+        """Record a running answer until `resources` is closed."""
         answer = _RunningAnswer()
         if request.session_id:
             key = (request.model, request.tenant, request.session_id)
@@ -282,7 +282,7 @@ class Gateway:
                 if not self._answers[key]:
                     del self._answers[key]
 
-            held.callback(ended)
+            resources.callback(ended)
         return answer
 
     async def _model(
@@ -295,18 +295,18 @@ class Gateway:
         vision = client.info.vision
         if vision is None or vision.refused:
             return client, bundle
-        if vision not in bundle.seen:
-            await asyncio.to_thread(bundle.seeing, vision)
-        return client, bundle.seeing(vision)
+        if vision not in bundle.by_vision:
+            await asyncio.to_thread(bundle.with_vision, vision)
+        return client, bundle.with_vision(vision)
 
     async def _with_images(
-        self, request: GenerationRequest, client: WorkerClient, held: AsyncExitStack
+        self, request: GenerationRequest, client: WorkerClient, resources: AsyncExitStack
     ) -> tuple[Prompt, Layouts]:
         """Take the images of a request and get their token layouts from the worker.
 
         Returns the prompt with the names of its images, and their layouts.
 
-        held: holds the files of the images.
+        resources: holds the files of the images.
         """
         if not isinstance(request.prompt, ChatPrompt) or not request.prompt.has_images:
             return request.prompt, NO_IMAGES
@@ -316,7 +316,7 @@ class Gateway:
             return text_only(request.prompt, seeing), NO_IMAGES
         model = client.info.fingerprint
         with waiting_for(WaitReason.IMAGES):
-            taken = await held.enter_async_context(
+            taken = await resources.enter_async_context(
                 self._images.stored(request.prompt, tenant=request.tenant)
             )
             question = self._layouts.question(

@@ -124,13 +124,15 @@ class RerankBody(CacheSaltField):
         )
         return request, lambda found: self._form(request, found)
 
-    def _form(self, request: RankRequest, found: Sequence[Relevance]) -> bytes:
-        order = sorted(range(len(found)), key=lambda index: -found[index].score)[: self.top_n]
+    def _form(self, request: RankRequest, relevances: Sequence[Relevance]) -> bytes:
+        order = sorted(range(len(relevances)), key=lambda index: -relevances[index].score)[
+            : self.top_n
+        ]
         results = [
             RankedDocument(
                 index=index,
-                relevance_score=found[index].score,
-                logprob=found[index].logprob,
+                relevance_score=relevances[index].score,
+                logprob=relevances[index].logprob,
                 document=UNSET
                 if self.return_documents is False
                 else RankedText(text=request.documents[index]),
@@ -140,9 +142,9 @@ class RerankBody(CacheSaltField):
         ranked = RankedList(
             id=request.request_id,
             model=request.model,
-            method=found[0].method,
+            method=relevances[0].method,
             results=results,
-            usage=usage_of(found),
+            usage=usage_of(relevances),
         )
         return msgspec.json.encode(ranked)
 

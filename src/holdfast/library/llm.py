@@ -190,7 +190,7 @@ class LLM:
                 raise outcome.error
             vision = outcome.model.vision
             if vision is not None and not vision.refused:
-                self._bundle = self._bundle.seeing(vision)
+                self._bundle = self._bundle.with_vision(vision)
         except BaseException:
             self.close()
             raise

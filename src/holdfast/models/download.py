@@ -252,7 +252,7 @@ def _wanted(source: ModelSource, *, with_code: bool) -> Mapping[str, Any]:
 
 
 def _fetch(
-    source: ModelSource, wanted: Mapping[str, Any], on_bytes: OnBytes
+    source: ModelSource, options: Mapping[str, Any], on_bytes: OnBytes
 ) -> tuple[Path, tuple[Path, ...]]:
     """Fetch a model into the Hub's cache.
 
@@ -263,14 +263,14 @@ def _fetch(
     a revision that is complete in the cache. Raises ModelLoadError.
     """
     with hub_errors(source):
-        cached = _complete_in_cache(source, wanted)
+        cached = _complete_in_cache(source, options)
         if cached is not None and not newer_commit(source, cached.name):
             return cached, ()
-        return _fetch_newest(source, wanted, on_bytes)
+        return _fetch_newest(source, options, on_bytes)
 
 
 def _fetch_newest(
-    source: ModelSource, wanted: Mapping[str, Any], on_bytes: OnBytes
+    source: ModelSource, options: Mapping[str, Any], on_bytes: OnBytes
 ) -> tuple[Path, tuple[Path, ...]]:
     """Download what is missing of the newest commit; without the Hub, use the cached commit.
     Returns the folder and the new files.
@@ -281,13 +281,13 @@ def _fetch_newest(
     try:
         check_reachable()
         commit = newest_commit(source)
-        at_commit = {**wanted, "revision": commit}
+        at_commit = {**options, "revision": commit}
         files = snapshot_download(**at_commit, dry_run=True, tqdm_class=_bar_class(None))
     except (
         *(ConnectionError, TimeoutError, ModelLoadError, DryRunError, HfHubHTTPError),
         *(OfflineModeIsEnabled, network_error()),
     ) as error:
-        return _from_cache(source, wanted, error), ()
+        return _from_cache(source, options, error), ()
     if not files:
         raise UnusableModel(
             f"{source.name} on the Hub has no files of an MLX model (config.json, "
@@ -311,10 +311,10 @@ def _fetch_newest(
     return folder, tuple(folder / file.filename for file in missing)
 
 
-def _complete_in_cache(source: ModelSource, wanted: Mapping[str, Any]) -> Path | None:
+def _complete_in_cache(source: ModelSource, options: Mapping[str, Any]) -> Path | None:
     """The folder of a model in the cache; None if a file is missing or damaged."""
     try:
-        folder = _from_cache(source, wanted, ModelLoadError("it is not in the cache"))
+        folder = _from_cache(source, options, ModelLoadError("it is not in the cache"))
         check_loadable(folder)
     except ModelLoadError:
         return None
@@ -377,14 +377,14 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
     return Bar
 
 
-def _from_cache(source: ModelSource, wanted: Mapping[str, Any], reason: Exception) -> Path:
+def _from_cache(source: ModelSource, options: Mapping[str, Any], reason: Exception) -> Path:
     """Return the model's folder in the cache, for use without the Hub. Raises ModelLoadError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError, LocalEntryNotFoundError
 
     try:
         revision = source.revision or None
-        return Path(snapshot_download(**wanted, revision=revision, local_files_only=True))
+        return Path(snapshot_download(**options, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         cause = reason.__cause__ if isinstance(reason, DryRunError) else None
         raise explained(source, cause or reason) from reason

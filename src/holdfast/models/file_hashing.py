@@ -198,10 +198,10 @@ class HashCache:
             self._used[stamp] = known
         return known
 
-    def add(self, stamp: FileStamp, found: str) -> None:
+    def add(self, stamp: FileStamp, file_hash: str) -> None:
         """Store the hash (xxh3-128, hexadecimal) of a file. The stamp must be settled."""
         if stamp.size >= LEAST_BYTES:
-            self._used[stamp] = found
+            self._used[stamp] = file_hash
 
     def save(self) -> None:
         """Write new hashes. A failure is logged; it only slows down the next start."""

@@ -59,7 +59,7 @@ def seen(
     *messages: dict[str, Any], family: str = "qwen3_vl", bundle: TokenizerBundle | None = None
 ) -> Prepared:
     vision = FAMILIES[family][1]
-    bundle = bundle or seeing_bundle(family).seeing(vision)
+    bundle = bundle or seeing_bundle(family).with_vision(vision)
     info = model_info(context_tokens=4000, vocab_size=1000)
     request = GenerationRequest(request_id="r", model="m", prompt=ChatPrompt(messages=messages))
     return prepare(request, bundle, info=info, limits=LimitsSettings(), layouts=LAYOUTS)
@@ -122,7 +122,7 @@ def test_no_text_becomes_an_image(family: str, text: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_that_looks_like_an_image_is_still_readable(family: str) -> None:
-    bundle = seeing_bundle(family).seeing(FAMILIES[family][1])
+    bundle = seeing_bundle(family).with_vision(FAMILIES[family][1])
     placeholder = FAMILIES[family][1].placeholder
     (sequence,) = seen(user(f"Explain {placeholder} to me"), bundle=bundle).sequences
     text = bundle.tokenizer.decode(sequence.prompt_token_ids, skip_special_tokens=False)
@@ -149,7 +149,7 @@ def test_ordinary_placeholder_texts_are_split_too() -> None:
         tokenizer=bundle.tokenizer,
         template=ChatTemplate({"default": template}, special_tokens={}),
         generation_defaults={},
-    ).seeing(vision)
+    ).with_vision(vision)
     prepared = seen(user("a <pic> b", image(DOG), "<pic>[IMG]"), bundle=bundle)
     assert spans(prepared) == [DOG]
 
@@ -161,7 +161,7 @@ def test_a_template_that_omits_an_image_is_reported() -> None:
         tokenizer=seeing_bundle().tokenizer,
         template=ChatTemplate({"default": template}, special_tokens={}),
         generation_defaults={},
-    ).seeing(FAMILIES["pixtral"][1])
+    ).with_vision(FAMILIES["pixtral"][1])
     assert spans(seen(user("a", image(DOG)), bundle=bundle)) == [DOG]
     with pytest.raises(InvalidRequest, match="leaves out an image"):
         seen(user(image(CAT), "b"), user("a", image(DOG)), bundle=bundle)
@@ -183,7 +183,7 @@ def test_reordered_results_keep_their_images() -> None:
 
 def test_images_do_not_change_the_tokens_around_them() -> None:
     """The tokens around an image are those of the text alone."""
-    bundle = seeing_bundle().seeing(FAMILIES["qwen3_vl"][1])
+    bundle = seeing_bundle().with_vision(FAMILIES["qwen3_vl"][1])
     (sequence,) = seen(user("hello world", image(CAT), "the end"), bundle=bundle).sequences
     (span,) = sequence.images
     around = TokenIds.joined(
@@ -211,7 +211,7 @@ CONTENT = st.lists(
 def test_images_and_restored_answers_keep_their_positions(
     turns: list[list[Any]], is_known: bool
 ) -> None:
-    bundle = seeing_bundle().seeing(FAMILIES["qwen3_vl"][1])
+    bundle = seeing_bundle().with_vision(FAMILIES["qwen3_vl"][1])
     messages: list[dict[str, Any]] = []
     for place, content in enumerate(turns):
         messages.append(user(*content))
@@ -235,7 +235,7 @@ def test_images_and_restored_answers_keep_their_positions(
 
 
 def test_the_next_turn_is_prefilled_with_its_images() -> None:
-    bundle = seeing_bundle().seeing(FAMILIES["qwen3_vl"][1])
+    bundle = seeing_bundle().with_vision(FAMILIES["qwen3_vl"][1])
     messages = (user("x" * 100, image(CAT), image(DOG)),)
     prompt = ChatPrompt(messages=messages)
     request = GenerationRequest(request_id="r", model="m", prompt=prompt)

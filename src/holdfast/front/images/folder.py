@@ -126,11 +126,11 @@ class ImageFolder:
             self._sizes[name] = len(data)
             if self._total_bytes is not None:
                 self._total_bytes += len(data)  # too much if a file was replaced: `_evict` counts
-            self._evict(written=name)
+            self._evict(keep=name)
         except OSError as error:
             raise WorkerUnavailable(f"images cannot be kept: {error}") from error
 
-    def _evict(self, *, written: str) -> None:
+    def _evict(self, *, keep: str) -> None:
         """If the files take more than the allowed space, remove the least recently used.
 
         Images may be released while this runs, but none is held, because `hold_image` has the lock.
@@ -145,7 +145,7 @@ class ImageFolder:
                 break
             with self._held_lock:
                 is_held = name in self._holds
-            if name == written or is_held:
+            if name == keep or is_held:
                 continue
             (self.path / name).unlink(missing_ok=True)
             self._sizes.pop(name, None)

@@ -541,13 +541,15 @@ def _send_or_resume(opened: _OpenRequest, worker: WorkerLink) -> None:
         worker.send(SequenceControl(request_id=stream.request_id, action="pause"))
 
 
-def _with_repetition_note(answer: Answer, asked: _OpenCommand) -> Answer:
+def _with_repetition_note(answer: Answer, open_command: _OpenCommand) -> Answer:
     """Add a note to the answer if an earlier worker may already have carried out the command."""
-    if not isinstance(answer, SessionAnswer) or not isinstance(asked.command, SessionCommand):
+    if not isinstance(answer, SessionAnswer) or not isinstance(
+        open_command.command, SessionCommand
+    ):
         return answer
-    if asked.sendings == 1 or answer.failure is None:
+    if open_command.sendings == 1 or answer.failure is None:
         return answer
-    if answer.failure is not _FAILURE_IF_REPEATED.get(asked.command.operation):
+    if answer.failure is not _FAILURE_IF_REPEATED.get(open_command.command.operation):
         return answer
     note = (
         "an earlier worker process died while it had this command, and may already have carried it "

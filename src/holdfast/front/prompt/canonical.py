@@ -369,17 +369,18 @@ def _ready(
     return ReadyMessage(shown, known.sent(ready, tenant=tenant))
 
 
-def _with_definitions(message: Any, found: dict[str, Any]) -> Any:
+def _with_definitions(message: Any, definitions: dict[str, Any]) -> Any:
     """The message with each tool reference replaced by the definition of the tool, as text.
 
-    found: definitions by tool name. A definition that was written is removed from `found`, so that
-        later references do not repeat it.
+    definitions: by tool name. One that was written is removed, so that later references do not
+        repeat it.
     """
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(map(_is_reference, content)):
         return message
     parts = [
-        _definition(part["tool_name"], found) if _is_reference(part) else part for part in content
+        _definition(part["tool_name"], definitions) if _is_reference(part) else part
+        for part in content
     ]
     return {**message, "content": parts}
 
@@ -392,10 +393,10 @@ def _is_reference(part: Any) -> bool:
     )
 
 
-def _definition(name: str, found: dict[str, Any]) -> dict[str, str]:
+def _definition(name: str, definitions: dict[str, Any]) -> dict[str, str]:
     text = f"The tool {name} can be called from now on."
-    if name in found:
-        text += f" This is its definition:\n{json.dumps(found.pop(name), ensure_ascii=False)}"
+    if name in definitions:
+        text += f" This is its definition:\n{json.dumps(definitions.pop(name), ensure_ascii=False)}"
     return {"type": "text", "text": text}
 
 

@@ -435,19 +435,19 @@ def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> Sequen
     return _prefill_request(request, "shared", sequences[0].prompt_token_ids[:shared])
 
 
-def _repeated(found: Relevance) -> Relevance:
+def _repeated(relevance: Relevance) -> Relevance:
     """The score of a document that occurs again, with usage figures that say that nothing was
     prefilled for it.
     """
     memory = msgspec.structs.replace(
-        found.memory,
-        ram_tokens=found.prompt_tokens,
+        relevance.memory,
+        ram_tokens=relevance.prompt_tokens,
         disk_tokens=0,
         unused_tokens=0,
         moved_tokens=0,
         shared_tokens=0,
     )
-    return msgspec.structs.replace(found, memory=memory, timings=Timings())
+    return msgspec.structs.replace(relevance, memory=memory, timings=Timings())
 
 
 def _mean_logprob(read: ReadPrompt) -> float:

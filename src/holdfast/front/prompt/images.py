@@ -164,13 +164,13 @@ class ImageLayouts:
         self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(max_bytes)
 
     def question(
-        self, taken: PromptWithImages, *, model: str, max_pixels: int | None
+        self, prompt: PromptWithImages, *, model: str, max_pixels: int | None
     ) -> ImageCommand | None:
         """The command that asks for missing layouts; None if none are missing.
 
         model: the fingerprint of the model.
         """
-        missing = [image for image in taken.fields if self._known.get((model, image)) is None]
+        missing = [image for image in prompt.fields if self._known.get((model, image)) is None]
         return ImageCommand(images=tuple(missing), max_pixels=max_pixels) if missing else None
 
     def learn(self, answer: ImageAnswer, *, model: str) -> None:
@@ -190,7 +190,7 @@ class ImageLayouts:
             raise WorkerUnavailable(reason)
 
     def known(
-        self, taken: PromptWithImages, *, model: str
+        self, prompt: PromptWithImages, *, model: str
     ) -> tuple[ChatPrompt, dict[str, ImageLayout]]:
         """The prompt, with notes in place of images that the model cannot use, and the layouts of
         its images.
@@ -198,11 +198,11 @@ class ImageLayouts:
         Raises InvalidRequest if the model cannot use a new image; WorkerUnavailable if layouts were
         evicted in the meantime.
         """
-        found = {image: self._known.get((model, image)) for image in taken.fields}
+        found = {image: self._known.get((model, image)) for image in prompt.fields}
         if None in found.values():
             raise WorkerUnavailable(
                 "the images of the request are no longer cached; please try again"
             )
         unusable = {image: each for image, each in found.items() if isinstance(each, str)}
         layouts = {image: each for image, each in found.items() if isinstance(each, ImageLayout)}
-        return taken.without(unusable), layouts
+        return prompt.without(unusable), layouts

@@ -109,7 +109,7 @@ class ChatTemplate:
         adapted._habits = habits
         return adapted
 
-    def seeing(self, vision: VisionInfo) -> ChatTemplate:
+    def with_vision(self, vision: VisionInfo) -> ChatTemplate:
         """Return a copy of this template for conversations with images.
 
         In these conversations, texts that would be read as an image must be broken up.

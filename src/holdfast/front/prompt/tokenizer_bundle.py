@@ -86,8 +86,9 @@ class TokenizerBundle:
     dialect_report: DialectReport = DialectReport()  # for /health and `holdfast doctor`
     read_ahead: frozenset[NextTurn] = frozenset()  # the next turns to prefill in advance
     own_pooling: OwnPooling = OwnPooling()  # how the model makes embeddings, as its files say
-    images: ImageTokens | None = None  # set by `seeing`
-    seen: dict[VisionInfo, TokenizerBundle] = field(default_factory=dict)  # results of `seeing`
+    images: ImageTokens | None = None  # set by `with_vision`
+    # results of `with_vision`
+    by_vision: dict[VisionInfo, TokenizerBundle] = field(default_factory=dict)
     answer_tokens: AnswerTokens | None = None  # set if the model was trained to judge documents
 
     def __post_init__(self) -> None:
@@ -98,22 +99,22 @@ class TokenizerBundle:
         )
         object.__setattr__(self, "tokenizer", guarding)
 
-    def seeing(self, vision: VisionInfo) -> TokenizerBundle:
+    def with_vision(self, vision: VisionInfo) -> TokenizerBundle:
         """This bundle, for prompts with images. It remembers the same texts and answers.
 
         The first call renders a few probes. Thread-safe.
         """
-        if vision not in self.seen:
-            self.seen[vision] = self._seeing(vision)
-        return self.seen[vision]
+        if vision not in self.by_vision:
+            self.by_vision[vision] = self._made_with_vision(vision)
+        return self.by_vision[vision]
 
-    def _seeing(self, vision: VisionInfo) -> TokenizerBundle:
+    def _made_with_vision(self, vision: VisionInfo) -> TokenizerBundle:
         placeholders = (vision.template_placeholder, vision.placeholder)
         tokenizer = self.tokenizer.guarding(placeholders)
         return replace(
             self,
             tokenizer=tokenizer,
-            template=None if self.template is None else self.template.seeing(vision),
+            template=None if self.template is None else self.template.with_vision(vision),
             images=ImageTokens(
                 placeholder=vision.placeholder,
                 token_id=tokenizer.backend.token_to_id(vision.placeholder),

@@ -231,20 +231,20 @@ def _lengths(limit: int) -> Iterator[int]:
 
 def _without(
     lengths: Sequence[int],
-    gone: frozenset[int],
+    left_out: frozenset[int],
     *,
     cut: Callable[[int, int], Message],
     count: Callable[[Sequence[Message]], int],
 ) -> Shortened:
-    """Replace the messages with the indices `gone` by notes, one for each run of messages, and cut
-    the texts of the others.
+    """Replace the messages with the indices `left_out` by notes, one for each run of messages, and
+    cut the texts of the others.
 
     lengths: the tokens to keep of each message's text. cut: returns the message with an index and
     a text of that length.
     """
     ready: list[Message] = []
     origins: list[int | None] = []
-    for is_gone, run in groupby(range(len(lengths)), key=gone.__contains__):
+    for is_gone, run in groupby(range(len(lengths)), key=left_out.__contains__):
         places = list(run)
         if is_gone:
             number = "1 message" if len(places) == 1 else f"{len(places):,} messages"

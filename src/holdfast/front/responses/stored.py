@@ -554,5 +554,5 @@ def _last_event(record: StoredRecord, *, number: int) -> bytes:
     return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _json(shown: Mapping[str, Any]) -> Response:
-    return Response(msgspec.json.encode(shown), media_type="application/json")
+def _json(fields: Mapping[str, Any]) -> Response:
+    return Response(msgspec.json.encode(fields), media_type="application/json")

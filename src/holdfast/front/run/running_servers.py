@@ -88,6 +88,9 @@ def run_folder(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _claimed(environ: Mapping[str, str]) -> Claim:
+    """Claim a folder for this server's temporary files, and delete those of servers that have
+    ended.
+    """
     shared = Path(tempfile.gettempdir())
     for place in {shared, SHORT_FOLDER}:
         sweep(place, prefix=CLAIM_PREFIX)

@@ -501,10 +501,10 @@ class CallIds:
         self._count += 1
         return call_id
 
-    def _is_of_form(self, written: str, name: str) -> bool:
+    def _is_of_form(self, call_id: str, name: str) -> bool:
         if self._form in ("random", "client"):
             return True
-        return re.fullmatch(id_pattern(self._form, name), written) is not None
+        return re.fullmatch(id_pattern(self._form, name), call_id) is not None
 
     def _new_ids(self, name: str) -> Iterator[str]:
         while True:

@@ -36,20 +36,20 @@ class DeclaredTools:
             if isinstance(each.get("name"), str)
         }
 
-    def resolve(self, written: str) -> ToolName | None:
+    def resolve(self, name: str) -> ToolName | None:
         """Return the tool that the model means, or None if the text cannot be a tool's name.
 
         Differences in case, `-`, `_` and `.` are ignored if only one declared tool matches.
         """
-        written = written.strip().strip("\"'")
-        if not _NAME.fullmatch(written):
+        name = name.strip().strip("\"'")
+        if not _NAME.fullmatch(name):
             return None
-        if written in self._parameters:
-            return ToolName(written, declared=True)
-        alike = self._by_normalized_name.get(_normalized_name(written), ())
+        if name in self._parameters:
+            return ToolName(name, declared=True)
+        alike = self._by_normalized_name.get(_normalized_name(name), ())
         if len(alike) == 1:
             return ToolName(alike[0], declared=True, repaired=True)
-        return ToolName(written, declared=False)
+        return ToolName(name, declared=False)
 
     def declares(self, name: str) -> bool:
         """Whether there is a tool with exactly this name."""

@@ -52,16 +52,16 @@ class CpuBackend(Backend):
     def attend_rows(
         self,
         layers: Sequence[LayerKV],
-        seen: Sequence[int],
+        seen_tokens: Sequence[int],
         queries: mx.array,
         *,
         sinks: mx.array | None,
     ) -> mx.array | None:
         least = self._decode_scores
         least = host_decoding.SCORES_WORTH_IT if least is None else least
-        if not host_decoding.pays(layers, seen, queries, least_scores=least):
+        if not host_decoding.pays(layers, seen_tokens, queries, least_scores=least):
             return None
-        return host_decoding.attend(layers, seen, queries, sinks=sinks)
+        return host_decoding.attend(layers, seen_tokens, queries, sinks=sinks)
 
     def attend_spans(
         self, spans: Sequence[AttentionSpan], *, sinks: mx.array | None

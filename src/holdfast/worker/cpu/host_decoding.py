@@ -43,7 +43,7 @@ def pays(
 ) -> bool:
     """Whether `attend` supports this step and is faster than MLX.
 
-    seen: how many positions each sequence's query sees. queries: [rows, heads, 1, head_dim].
+    seen_tokens: how many positions each sequence's query sees. queries: [rows, heads, 1, head_dim].
     least_scores: the number of attention scores from which the wait for MLX is worth it.
     """
     has_codes = _have_codes(layers)

@@ -192,7 +192,7 @@ class DraftModel:
             name=request.request_id,
             request=request,
             rates=DraftRates(self._rates),
-            live=self._opened(request, generated, capacity_tokens, kept=kept, shared=shared),
+            live=self._opened(request, generated, capacity_tokens, cached=kept, shared=shared),
             tokens=tokens,
             capacity_tokens=capacity_tokens,
         )
@@ -205,7 +205,7 @@ class DraftModel:
         generated: Sequence[int],
         capacity_tokens: int,
         *,
-        kept: DraftState | None,
+        cached: DraftState | None,
         shared: int,
     ) -> LiveState:
         """Open a sequence that takes over the first `shared` tokens of a kept state, or those before
@@ -213,12 +213,12 @@ class DraftModel:
         """
         base = None
         snapshots: tuple[Snapshot, ...] = ()
-        if kept is not None:
-            if not kept.live.can_rewind(shared):
-                assert kept.checkpoint is not None, "the state cannot go back"
-                shared = kept.checkpoint.start
-                snapshots = (kept.checkpoint,)
-            base = LiveBase(state=kept.live, tokens=shared, use="moved")
+        if cached is not None:
+            if not cached.live.can_rewind(shared):
+                assert cached.checkpoint is not None, "the state cannot go back"
+                shared = cached.checkpoint.start
+                snapshots = (cached.checkpoint,)
+            base = LiveBase(state=cached.live, tokens=shared, use="moved")
         return self._engine.open(
             request,
             generated=tuple(generated),
@@ -263,11 +263,11 @@ class DraftModel:
                 longest = shared
         return best, longest
 
-    def retain_only(self, wanted: Collection[DraftState]) -> None:
+    def retain_only(self, drafts: Collection[DraftState]) -> None:
         """Close the states of all other sequences, because they have ended or wait."""
-        if len(wanted) == len(self._drafts):
+        if len(drafts) == len(self._drafts):
             return
-        names = {each.name for each in wanted}
+        names = {each.name for each in drafts}
         for draft in [each for each in self._drafts.values() if each.name not in names]:
             del self._drafts[draft.name]
             if draft.request.is_kept:
@@ -380,7 +380,7 @@ class DraftModel:
         self._engine.close(draft.name)
         kept = draft if _can_return(draft, shared) else None
         draft.live = self._opened(
-            draft.request, generated, draft.capacity_tokens, kept=kept, shared=shared
+            draft.request, generated, draft.capacity_tokens, cached=kept, shared=shared
         )
 
     def _measure_passes(self, sequences: int, seconds: float) -> None:

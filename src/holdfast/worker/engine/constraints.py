@@ -246,19 +246,19 @@ class ThoughtMeter:
     """
 
     def __init__(self, budget: ThinkingBudget) -> None:
-        self._start = budget.start_token_ids
-        self._end = budget.end_token_ids
-        self._left = budget.tokens
-        self._thinks = not budget.start_token_ids
+        self._start_marker = budget.start_token_ids
+        self._end_marker = budget.end_token_ids
+        self._tokens_left = budget.tokens
+        self._is_thinking = not budget.start_token_ids
         # the latest tokens since the thought began or ended, at most as many as the marker has
         self._since: list[int] = []
 
     def add(self, token_id: int) -> None:
-        marker = self._end if self._thinks else self._start
-        self._left -= self._thinks
+        marker = self._end_marker if self._is_thinking else self._start_marker
+        self._tokens_left -= self._is_thinking
         self._since = [*self._since, token_id][-len(marker) :] if marker else []
         if marker and tuple(self._since) == marker:
-            self._thinks = not self._thinks
+            self._is_thinking = not self._is_thinking
             self._since = []
 
     @property
@@ -266,9 +266,9 @@ class ThoughtMeter:
         """The tokens that must follow because the budget is spent: the rest of the end marker.
         Empty if any token may follow.
         """
-        if not self._thinks or self._left > 0:
+        if not self._is_thinking or self._tokens_left > 0:
             return ()
-        return self._end[_begun(self._end, self._since) :]
+        return self._end_marker[_begun(self._end_marker, self._since) :]
 
 
 def _begun(marker: Sequence[int], tokens: Sequence[int]) -> int:

@@ -298,6 +298,7 @@ class Drafts:
         self._answers.add(sequence.request, sequence.answer.token_ids)
 
     def _suffix_draft(self, sequence: LiveSequence) -> Draft:
+        """The draft from earlier text; with a grammar, at least the tokens that it forces."""
         draft = self._expected_draft(sequence, MOST_DRAFTED)
         if not draft.token_ids and not sequence.request.grammar:
             return NO_DRAFT

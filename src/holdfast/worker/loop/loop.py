@@ -888,10 +888,10 @@ class WorkerLoop:
             self._sessions.close(writes_records=is_complete)
 
 
-def _expected_together(decision: Decision, ahead: DispatchedStep | None) -> float | None:
+def _expected_together(decision: Decision, earlier: DispatchedStep | None) -> float | None:
     """Upper bound for a step together with the step before it; None if unknown."""
-    if ahead is None or decision.expected_seconds is None:
+    if earlier is None or decision.expected_seconds is None:
         return decision.expected_seconds
-    if ahead.expected_seconds is None:
+    if earlier.expected_seconds is None:
         return None
-    return ahead.expected_seconds + decision.expected_seconds
+    return earlier.expected_seconds + decision.expected_seconds

@@ -59,11 +59,11 @@ class KvReservations:
             needed = costs.bytes_for(self.capacity_for(final_tokens))
             raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
 
-    def fit_budget(self, known: Iterable[ScheduledSequence]) -> None:
+    def fit_budget(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Apply the wanted budget, or a larger one in which every accepted sequence fits alone."""
         if self.budget_bytes == self.wanted_budget_bytes:
             return
-        needs = (each.costs.bytes_for(self.capacity_for(each.final_tokens)) for each in known)
+        needs = (each.costs.bytes_for(self.capacity_for(each.final_tokens)) for each in sequences)
         self.budget_bytes = max(self.wanted_budget_bytes, max(needs, default=0))
 
     def capacity_at_admission(self, sequence: ScheduledSequence) -> int:

@@ -292,7 +292,7 @@ class ChunkSharing:
         self,
         groups: list[list[ScheduledSequence]],
         allowance: Allowance,
-        taken: dict[ScheduledSequence, int],
+        tokens_by_sequence: dict[ScheduledSequence, int],
         *,
         step: int,
         rows: Mapping[str, int],
@@ -312,11 +312,13 @@ class ChunkSharing:
                 share_tokens = max(self._min_chunk_tokens, share_tokens)
             allowance.offer_only(tokens=share_tokens, seconds=allowance.seconds * time_fraction)
             ordered = self._in_turn_order(group, step, oldest_is_first)
-            self._give_chunks(allowance, ordered, taken, must_progress=is_first)
+            self._give_chunks(allowance, ordered, tokens_by_sequence, must_progress=is_first)
             is_first = False
         allowance.offer_all()
         for group in in_turn:
-            self._give_chunks(allowance, self._in_turn_order(group, step, oldest_is_first), taken)
+            self._give_chunks(
+                allowance, self._in_turn_order(group, step, oldest_is_first), tokens_by_sequence
+            )
 
     def _equal_shares(
         self, groups: list[list[ScheduledSequence]], tokens: int, rows: Mapping[str, int]
@@ -353,7 +355,7 @@ class ChunkSharing:
         self,
         prompts: list[ScheduledSequence],
         allowance: Allowance,
-        taken: dict[ScheduledSequence, int],
+        tokens_by_sequence: dict[ScheduledSequence, int],
         step: int,
     ) -> None:
         """Divide an allowance among the prompts of one group: half for the oldest, half for those
@@ -362,16 +364,16 @@ class ChunkSharing:
         ahead, behind = self._ahead_and_behind(prompts, step)
         oldest = prompts[:1]
         if not ahead:
-            self._give_chunks(allowance, oldest, taken, must_progress=True)
+            self._give_chunks(allowance, oldest, tokens_by_sequence, must_progress=True)
         else:
             first, second = (oldest, ahead) if self._oldest_is_first else (ahead, oldest)
             self._oldest_is_first = not self._oldest_is_first
             allowance.reserve_half()
-            self._give_chunks(allowance, first, taken, must_progress=True)
+            self._give_chunks(allowance, first, tokens_by_sequence, must_progress=True)
             allowance.offer_all()
-            self._give_chunks(allowance, second, taken)
-            self._give_chunks(allowance, first, taken)
-        self._give_chunks(allowance, behind, taken)
+            self._give_chunks(allowance, second, tokens_by_sequence)
+            self._give_chunks(allowance, first, tokens_by_sequence)
+        self._give_chunks(allowance, behind, tokens_by_sequence)
 
     def _is_decode_only_step(self, step: int) -> bool:
         if step > self._last_mixed_step + 1 and self._costs.knows_decoding:
@@ -397,7 +399,7 @@ class ChunkSharing:
         self,
         allowance: Allowance,
         prompts: Iterable[ScheduledSequence],
-        taken: dict[ScheduledSequence, int],
+        tokens_by_sequence: dict[ScheduledSequence, int],
         *,
         must_progress: bool = False,
     ) -> None:
@@ -405,7 +407,7 @@ class ChunkSharing:
         prompt gets at least a quantum.
         """
         for sequence in prompts:
-            before = taken.get(sequence, 0)
+            before = tokens_by_sequence.get(sequence, 0)
             if before == sequence.longest_span:
                 continue
             more = allowance.take_tokens(
@@ -414,4 +416,4 @@ class ChunkSharing:
             must_progress = False
             if more == 0:
                 return
-            taken[sequence] = before + more
+            tokens_by_sequence[sequence] = before + more

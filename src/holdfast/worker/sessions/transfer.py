@@ -59,7 +59,7 @@ class Transfer:
     ended: threading.Event = field(default_factory=threading.Event)  # the thread has ended
 
     @contextmanager
-    def costing_nobody_else(self) -> Iterator[None]:
+    def recording_failure(self) -> Iterator[None]:
         """Record any exception in the block as the failure of this transfer, and do not raise it.
         The first failure counts.
         """
@@ -182,7 +182,7 @@ class Transfers:
     def _start(self, transfer: Transfer, steps: Steps, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
-                with transfer.costing_nobody_else():
+                with transfer.recording_failure():
                     work()
             finally:
                 transfer.ended.set()
@@ -375,7 +375,7 @@ def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:
     """Do some of the device thread's part of a transfer, until the time `until` or until it must
     wait for the other thread. Returns whether the transfer has ended.
     """
-    with transfer.costing_nobody_else():
+    with transfer.recording_failure():
         if transfer.failure is not None:
             return True
         for waits in steps:

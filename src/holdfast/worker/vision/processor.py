@@ -77,10 +77,10 @@ class Processor:
         return ids[own[0] : own[-1] + 1]
 
 
-def _inputs(found: Mapping[str, Any]) -> dict[str, Any]:
+def _inputs(processed: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments for the vision tower: arrays, and lists of arrays that differ in shape."""
     return {
         name: value
-        for name, value in found.items()
+        for name, value in processed.items()
         if name not in _NOT_INPUTS and value is not None
     }
