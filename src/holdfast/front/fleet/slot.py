@@ -778,7 +778,7 @@ class ModelSlot:
     def can_see(self) -> bool:
         """Whether the model can be given images; before the load, whether that is likely."""
         if self.info is None:
-            return self.entry.can_see and not self.entry.model.adapters
+            return self.entry.can_see
         return self.info.vision is not None and not self.info.vision.refused
 
     @property
