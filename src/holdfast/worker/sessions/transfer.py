@@ -60,8 +60,8 @@ class Transfer:
 
     @contextmanager
     def costing_nobody_else(self) -> Iterator[None]:
-        """Record any exception in the block as the failure of this transfer, and do not raise it.
-        The first failure counts.
+        """Record an exception in the block as the failure of this transfer, and do not raise it if
+        a damaged file or block can cause it. The first failure counts.
         """
         failure: SessionRefused | None = _failed("the transfer was interrupted")
         try:
@@ -73,7 +73,7 @@ class Transfer:
             failure = bad_file(f"the file does not fit this model: {mismatch}")
         except (OSError, ReadFailed) as error:
             failure = _failed(f"the session's file cannot be read or written: {error}")
-        except Exception as error:  # any exception that MLX raises for a damaged block
+        except (RuntimeError, ValueError, TypeError, MemoryError) as error:  # of MLX
             logger.exception("the transfer of a session failed")
             failure = _failed(f"the transfer failed: {error}")
         finally:
