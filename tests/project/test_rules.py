@@ -19,7 +19,6 @@ MAY_CATCH_ALL = {
     "src/holdfast/front/server/dialect.py": 1,  # every error gets a response
     # a request must not harm another one; the cache costs no answer
     "src/holdfast/worker/loop/device_steps.py": 2,
-    "src/holdfast/worker/sessions/transfer.py": 1,  # nor must a file
     "src/holdfast/worker/vision/image_worker.py": 1,  # third-party code that reads an untrusted image
     "src/holdfast/worker/vision/load.py": 1,  # without it, the model still reads text
 }

@@ -266,7 +266,7 @@ class ToyRunner(Runner):
 
     def _pass_of(self, each: SequenceSpan) -> _Pass:
         """Add the span's keys and values."""
-        weights = self._weights.with_adapter(each.adapter)
+        weights = self._weights.with_adapter(each.sequence.request.adapter)
         tokens = self._tokens(each)
         rows = rows_of(tokens, each.span.start, weights)
         if self.is_poisoned:

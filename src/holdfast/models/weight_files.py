@@ -167,6 +167,6 @@ def _end_of_tensors(header: Mapping[str, Any]) -> int:
     return max((entry["data_offsets"][1] for entry in header.values()), default=0)
 
 
-def _some(names: list[str], limit: int = 3) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

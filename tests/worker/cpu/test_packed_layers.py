@@ -207,7 +207,7 @@ def test_a_loaded_model_answers_like_its_unpacked_self(name: str, tmp_path: Path
     assert packed.computed_as != unpacked.computed_as
     assert packed.weight_bytes < unpacked.weight_bytes
     assert packed.kept_layers
-    assert packed.note == unpacked.note == ""
+    assert packed.weight_format.note == unpacked.weight_format.note == ""
     tokens = mx.array([[(i * 7) % 90 + 2 for i in range(MOST_ROWS + 6)]])
     for count in (1, 5, tokens.size):
         got, wanted = (each.model(tokens[:, :count]) for each in (packed, unpacked))
@@ -233,7 +233,7 @@ def test_without_the_kernel_weights_are_unpacked(
     monkeypatch.setattr(packed_layers, "unavailable", lambda: "there is no C compiler")
     loaded = loaded_tiny(tmp_path, "llama")
     assert not any(hasattr(module, "bits") for module in loaded.model.modules())
-    assert loaded.note == "quantized weights are unpacked: there is no C compiler"
+    assert loaded.weight_format.note == "quantized weights are unpacked: there is no C compiler"
     assert loaded.kept_layers == 0
 
 

@@ -53,7 +53,7 @@ def test_a_loaded_model_answers_like_the_saved_one(folder: Path) -> None:
     )
     parameters = sum(array.size for _, array in tree_flatten(kept_tiny("llama").parameters()))
     assert (loaded.parameters, loaded.weight_bytes) == (parameters, 4 * parameters)
-    assert loaded.note == ""
+    assert loaded.weight_format.note == ""
 
 
 def test_the_free_memory_does_not_change_the_fingerprint(
@@ -68,7 +68,7 @@ def test_the_free_memory_does_not_change_the_fingerprint(
         monkeypatch.setattr(weight_format, "_gib", str)
         kept_packed.append(load(folder))
     first, second = kept_packed
-    assert first.note != second.note
+    assert first.weight_format.note != second.weight_format.note
     assert first.computed_as == second.computed_as != preferred.computed_as
 
 

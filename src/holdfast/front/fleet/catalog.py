@@ -87,13 +87,18 @@ class CatalogEntry:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     # context window from config.json; 0: unknown
     own_context_tokens: int = 0
-    can_see: bool = False  # whether it can be given images, as far as its config.json tells
+    reads_images: bool = False  # without adapters, as far as its config.json tells
     can_chat: bool = True  # whether it has a chat template; true if its files are not here yet
 
     @property
     def adapter_folders(self) -> Mapping[str, Path]:
         """The folders of the model's LoRA adapters, by name."""
         return adapter_folders(self.model.adapters)
+
+    @property
+    def can_see(self) -> bool:
+        """Whether the model can be given images, as far as is known before the load."""
+        return self.reads_images and not self.model.adapters
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -379,7 +384,7 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
         sampling=_sampling(table),
         template_arguments=_template(table),
         own_context_tokens=known_context_tokens(config),
-        can_see=can_see(config),
+        reads_images=can_see(config),
         can_chat="path" not in table or can_chat(Path(place["path"])),
     )
 
@@ -617,7 +622,7 @@ def _with_found(
             origin=model.origin,
             idle_seconds=settings.residency.idle_seconds,
             own_context_tokens=known_context_tokens(config),
-            can_see=can_see(config),
+            reads_images=can_see(config),
             can_chat=can_chat(model.folder),
         )
         taken[model.name] = entry

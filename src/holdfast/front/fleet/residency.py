@@ -15,10 +15,10 @@ import itertools
 import logging
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from holdfast.config import LogLevel, ResidencySettings
 from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, WorkerUnavailable
@@ -33,7 +33,7 @@ from holdfast.front.fleet.memory_watch import (
 )
 from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlot, State
 from holdfast.front.link.event_stream import WorkerClient
-from holdfast.front.link.model_client import AdaptedClient
+from holdfast.front.link.model_client import AdaptedClient, ModelClient
 from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.front.telemetry.request_log import waiting_for
 from holdfast.machine import memory_plan
@@ -55,6 +55,7 @@ HAS_UNIFIED_MEMORY = sys.platform == "darwin"  # whether GPU and system share th
 # without `max_loaded`, a model gets at most half of the memory for KV
 _AUTO_PARTS = 2
 
+T = TypeVar("T")
 logger = logging.getLogger("holdfast.front.fleet")
 
 
@@ -350,34 +351,23 @@ class Residency:
 
     async def statistics(self) -> dict[str, WorkerStatistics]:
         """Return the current figures of the workers that answer, by model."""
+        return await self._ask_workers(lambda client: client.statistics())
+
+    async def cache_maps(self, question: CacheMapQuestion) -> dict[str, CacheMap]:
+        """Return what the prefix caches of the workers that answer contain, by model."""
+        return await self._ask_workers(lambda client: client.worker.cache_map(question))
+
+    async def _ask_workers(self, ask: Callable[[ModelClient], Awaitable[T]]) -> dict[str, T]:
         clients = {
             name: client
             for name, slot in self._slots.items()
             if (client := slot.client) is not None
         }
-        answers = await asyncio.gather(
-            *(client.statistics() for client in clients.values()), return_exceptions=True
-        )
+        answers = await asyncio.gather(*map(ask, clients.values()), return_exceptions=True)
         return {
             model: answer
             for model, answer in zip(clients, answers, strict=True)
-            if isinstance(answer, WorkerStatistics)
-        }
-
-    async def cache_maps(self, question: CacheMapQuestion) -> dict[str, CacheMap]:
-        """Return what the prefix caches of the workers that answer contain, by model."""
-        workers = {
-            name: client.worker
-            for name, slot in self._slots.items()
-            if (client := slot.client) is not None
-        }
-        answers = await asyncio.gather(
-            *(worker.cache_map(question) for worker in workers.values()), return_exceptions=True
-        )
-        return {
-            model: answer
-            for model, answer in zip(workers, answers, strict=True)
-            if isinstance(answer, CacheMap)
+            if not isinstance(answer, BaseException)
         }
 
     def forget_files(self, model: str) -> None:

@@ -174,7 +174,6 @@ class ModelSlot:
         self.used_at = 0.0  # time of the last use
         self.ready_at = 0.0  # time at which the model became ready
         self.retry_at = 0.0  # after a failure, requests are refused until then
-        self.failure = ""  # why the load has failed; empty in all other states
         self.weights_read = 0.0  # share of the weights that the last worker has read
         self.info: ModelInfo | None = None  # as the last worker that was ready reported it
         self.created = int(time.time())  # Unix time
@@ -187,7 +186,6 @@ class ModelSlot:
         self.launched = asyncio.Event()  # set once there is, or was, a worker process
         self._fetch = fetch
         self._settings_of = settings_of
-        self._places = places
         self._on_change = on_change
         self._on_progress = on_progress
         self._failures_in_a_row = 0  # failed loads; each one lengthens the next wait
@@ -207,7 +205,7 @@ class ModelSlot:
         self._process: WorkerProcess | None = None
         # the error for requests with a lease after the load has ended
         self._refusal: HoldfastError | None = None
-        self._cause: HoldfastError | None = None  # why the load failed
+        self._cause: HoldfastError | None = None  # why the load has failed, if it has
 
     # -- state
 
@@ -239,6 +237,11 @@ class ModelSlot:
     def is_resident(self) -> bool:
         """Whether the model takes up memory, or is about to."""
         return self.state.phase != "unloaded"
+
+    @property
+    def failure(self) -> str:
+        """Why the load has failed; empty in all other states."""
+        return "" if self._cause is None else str(self._cause)
 
     @property
     def client(self) -> ModelClient | None:
@@ -276,7 +279,7 @@ class ModelSlot:
 
     def begin_load(self) -> None:
         """Start a worker. From now on, requests get leases."""
-        self.failure = ""
+        self._cause = None
         self._refusal = None
         self.loads += 1
         self._loaded = asyncio.get_running_loop().create_future()
@@ -378,7 +381,7 @@ class ModelSlot:
         self.entry = self._next_entry
         self._are_files_old = False
         self._failures_in_a_row = 0
-        self.failure = ""
+        self._cause = None
         self.retry_at = 0.0
         if self.state is State.FAILED:
             self._enter(State.UNLOADED)
@@ -418,7 +421,7 @@ class ModelSlot:
         """
         if (client := self.client) is not None:
             return client
-        _check_queue_limit(self._waiting_sequences, sequences, limit=self._places)
+        self.leases.check_places(self._waiting_sequences, sequences)
         self._waiting_sequences += sequences
         try:
             async with awake_timeout(seconds):
@@ -680,7 +683,6 @@ class ModelSlot:
 
     def _mark_failed(self, error: HoldfastError) -> None:
         """Refuse requests until the next attempt is allowed, after 1, 2, 4 … seconds."""
-        self.failure = str(error)
         self._cause = error
         self._failures_in_a_row += 1
         self.changes["failed"] += 1
@@ -776,7 +778,7 @@ class ModelSlot:
     def can_see(self) -> bool:
         """Whether the model can be given images; before the load, whether that is likely."""
         if self.info is None:
-            return self.entry.can_see and not self.entry.model.adapters
+            return self.entry.can_see
         return self.info.vision is not None and not self.info.vision.refused
 
     @property
@@ -844,7 +846,7 @@ class Leases:
             self.held += 1
             return
         waiting = sum(count for _, count in self._queue.values())
-        _check_queue_limit(waiting, sequences, limit=self._places)
+        self.check_places(waiting, sequences)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue[granted] = (next(self._numbers), sequences)
         self._on_change()
@@ -857,6 +859,13 @@ class Leases:
             elif not granted.cancelled() and granted.exception() is None:
                 self.release()  # the lease was granted at the very moment at which the wait ended
             raise
+
+    def check_places(self, waiting: int, sequences: int) -> None:
+        """Raise QueueFull if further sequences may not wait for the model with those that do."""
+        if waiting + sequences > self._places:
+            raise QueueFull(
+                queued=waiting, limit=self._places, retry_after_seconds=RETRY_AFTER_SECONDS
+            )
 
     def release(self) -> None:
         """End a lease."""
@@ -1000,8 +1009,3 @@ def _fail_future(future: asyncio.Future[T], error: HoldfastError) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()  # marks the exception as retrieved, since nobody may wait for it
-
-
-def _check_queue_limit(waiting: int, sequences: int, *, limit: int) -> None:
-    if waiting + sequences > limit:
-        raise QueueFull(queued=waiting, limit=limit, retry_after_seconds=RETRY_AFTER_SECONDS)

@@ -27,6 +27,7 @@ _OPENING: Final = f"\ufdd6{secrets.token_hex(8)}"  # random, so that no client c
 _CLOSING: Final = "\ufdd7"
 _MARK: Final = re.compile(f"{_OPENING}([0-9a-f]+){_CLOSING}")
 _ENTRY_BYTES: Final = 500
+_MAX_BYTES: Final = 16_000_000
 _TEXT_KINDS: Final = frozenset({"text", "input_text", "output_text"})
 
 
@@ -157,11 +158,11 @@ class ImageLayouts:
     `learn` its answer, then call `known`.
     """
 
-    def __init__(self, folder: ImageFolder | None = None, *, max_bytes: int = 16_000_000) -> None:
+    def __init__(self, folder: ImageFolder | None = None) -> None:
         """folder: of the images; None: there are no images."""
         self._folder = folder
         # a string is the reason why a model cannot use an image
-        self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(max_bytes)
+        self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(_MAX_BYTES)
 
     def question(
         self, prompt: PromptWithImages, *, model: str, max_pixels: int | None

@@ -272,7 +272,7 @@ class Bundles:
         max_kept: int = _MAX_BUNDLES,
         model_of: Callable[[str], str] = lambda name: name,
     ) -> None:
-        """model_of: returns the model whose bundle a name uses; an adapter uses its model's."""
+        """model_of: returns the model whose bundle a name in a request uses."""
         self.dialects: dict[str, DialectReport] = {}  # dialects of all models read so far
         # models whose bundles must be read before the server is ready
         self.awaited: set[str] = set()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -111,8 +111,7 @@ class RecentMisses:
     Only after a miss are the texts of two prompts put together and compared.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # the last used one at the end
         # how many prompts have an item, by its identity: most share their tools and first turns
         self._uses: Counter[int] = Counter()
@@ -180,7 +179,7 @@ class RecentMisses:
             if lost_tokens(explanation, earlier, parts) >= LEAST_LOST:
                 tenant.misses.append(
                     Miss(
-                        at=self._clock(),
+                        at=time.time(),
                         tenant=request.tenant,
                         key=record.key,
                         model=request.model,

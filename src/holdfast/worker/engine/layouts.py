@@ -164,7 +164,7 @@ class Runner(ABC):
             return self._run(spans, context)
         by_adapter: dict[str, list[SequenceSpan]] = {}
         for each in spans:
-            by_adapter.setdefault(each.adapter, []).append(each)
+            by_adapter.setdefault(each.sequence.request.adapter, []).append(each)
         groups = tuple(by_adapter.values())
         return _combined(spans, groups, [self._run(group, context) for group in groups])
 
@@ -179,23 +179,19 @@ class Runner(ABC):
                 return _project(self._model, self._head, ids, caches, spans)
         if self.adapters is None:
             return _project(self._model, self._head, ids, caches, spans)
-        with self.adapters.applied([(each.adapter, each.span.tokens) for each in spans]):
+        requests = [each.sequence.request for each in spans]
+        runs = [(each.sequence.request.adapter, each.span.tokens) for each in spans]
+        with self.adapters.applied(runs):
             logits = _project(self._model, self._head, ids, caches, spans)
-        return replace(logits, scored=self._scored_by_adapter(logits.scored, spans))
-
-    def _scored_by_adapter(
-        self, scored: Mapping[RequestId, DeferredLogits], spans: Sequence[SequenceSpan]
-    ) -> Mapping[RequestId, DeferredLogits]:
-        """Make logits that are computed after this pass apply the adapter of their sequence."""
-        if self.adapters is None or not scored:
-            return scored
-        adapter_of = {each.span.request_id: each.adapter for each in spans}
-        return {
-            request_id: replace(
-                later, project=partial(self.adapters.call, adapter_of[request_id], later.project)
+        # logits that are computed after this pass apply the adapter of their sequence
+        scored = {
+            request.request_id: replace(
+                later, project=partial(self.adapters.call, request.adapter, later.project)
             )
-            for request_id, later in scored.items()
+            for request in requests
+            if (later := logits.scored.get(request.request_id)) is not None
         }
+        return replace(logits, scored=scored)
 
 
 class RowsRunner(Runner):

@@ -96,10 +96,8 @@ class LoadedModel:
     own_context_tokens: int  # ignores the setting model.context_tokens; 0: unknown
     vocab_size: int
     platform: platform.PlatformReport
-    computed_as: str  # the format of the weights, as it counts for the model's fingerprint
+    weight_format: weight_format.WeightFormat
     kept_layers: int  # layers whose weights stay in their stored form
-    note: str = ""  # why the weights are not in the preferred format; empty if they are
-    adapter_files: tuple[AdapterFiles, ...] = ()
     adapters: Adapters | None = None  # None if there are none
     images: Processor | None = None  # of a model that can be given images
     images_refused: str = ""  # why a model with vision cannot
@@ -110,6 +108,15 @@ class LoadedModel:
         if isinstance(self.model, VisionModel):
             versions += vision.versions()
         return model_fingerprint(folder, hashes, computed_as=self.computed_as, versions=versions)
+
+    @property
+    def computed_as(self) -> str:
+        """The format of the weights, as it counts for the fingerprint."""
+        form = self.weight_format
+        return (
+            f"{self.compute_dtype}, unpacked: {form.unpack}, with experts: {form.unpack_experts}, "
+            f"kept: {self.kept_layers > 0}"
+        )
 
 
 def _bytes_for(adapters: Sequence[AdapterFiles], *, available_bytes: int) -> int:
@@ -178,11 +185,8 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         own_context_tokens=own_context_tokens(stored_config, tokenizer_limit=tokenizer_limit),
         vocab_size=vocabulary_size(model, config),
         platform=report,
-        computed_as=f"{dtype}, unpacked: {weights_format.unpack}, with experts: {weights_format.unpack_experts}, "
-        f"kept: {kept_layers > 0}",
+        weight_format=weights_format,
         kept_layers=kept_layers,
-        note=weights_format.note,
-        adapter_files=adapter_files,
         adapters=adapters,
         images=images,
         images_refused=images_refused,

@@ -247,12 +247,11 @@ class Adapters:
     """
 
     def __init__(
-        self, model: Module, *, scales: Mapping[str, float], layers: Mapping[str, AdaptedLayer]
+        self, model: Module, files: Sequence[AdapterFiles], *, layers: Mapping[str, AdaptedLayer]
     ) -> None:
-        """scales: the scale of each adapter, by its name. layers: the adapted layers, by their path
-        in the model.
-        """
-        self._scales = scales
+        """layers: the adapted layers, by their path in the model."""
+        self.files = files
+        self._scales = {each.name: each.scale for each in files}
         self._layers = layers
         # the adapter of all rows of the forward pass; empty: none, or several
         self._only_adapter = ""
@@ -343,7 +342,7 @@ def attach(
             parts.setdefault(path, {})[each.name] = part
     # each layer copies its weights; `pop` frees the originals layer by layer
     layers = {path: _layer(path, parts.pop(path), modules[path]) for path in tuple(parts)}
-    return Adapters(model, scales={each.name: each.scale for each in files}, layers=layers)
+    return Adapters(model, files, layers=layers)
 
 
 def _loaded(

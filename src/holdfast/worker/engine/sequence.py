@@ -129,11 +129,6 @@ class SequenceSpan:
     span: Span
 
     @property
-    def adapter(self) -> str:
-        """The name of the sequence's LoRA adapter; empty: none."""
-        return self.sequence.request.adapter
-
-    @property
     def shows_images(self) -> bool:
         images = self.sequence.images
         return images is not None and bool(images.overlapping(self.span.start, self.span.tokens))

@@ -315,8 +315,7 @@ class WorkerLoop:
             or command.adapter not in self._model.adapters
         ):
             return command
-        tenant = self._prefix_cache.tenant_of(command.tenant, adapter=command.adapter)
-        return msgspec.structs.replace(command, tenant=tenant)
+        return msgspec.structs.replace(command, tenant=self._prefix_cache.tenant_of(command))
 
     def _accept_request(self, request: SequenceRequest) -> None:
         if request.adapter and request.adapter not in self._model.adapters:

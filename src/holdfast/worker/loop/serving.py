@@ -113,7 +113,7 @@ def open_cache(
         most_parked_bytes=store.ram_bytes,
         adapters={
             each.name: adapter_fingerprint(fingerprint, each, hashes)
-            for each in loaded.adapter_files
+            for each in (() if loaded.adapters is None else loaded.adapters.files)
         },
     )
 
@@ -343,7 +343,7 @@ def _chosen_draft(settings: WorkerSettings, model: LoadedModel) -> LoadedDraft |
 
 
 def _load_draft(settings: WorkerSettings) -> LoadedDraft:
-    own = replace(settings.model, adapters=(), layout="auto", kv_bits="native", context_tokens=None)
+    own = replace(settings.model, adapters=(), context_tokens=None)
     loaded = load_model(Path(settings.draft_folder), own, progress=lambda stage, fraction: None)
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size)
@@ -510,7 +510,7 @@ def _info(
         draft_model="" if probed.draft is None else probed.draft.name,
         draft_weight_bytes=0 if probed.draft is None else probed.draft.weight_bytes,
         kept_layers=loaded.kept_layers,
-        weights_note=loaded.note,
+        weights_note=loaded.weight_format.note,
         attention=runner.backend.describe_attention(loaded.model),
         warnings=warnings,
     )

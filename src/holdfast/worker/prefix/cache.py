@@ -18,8 +18,10 @@ import msgspec
 from holdfast.store.block import Block, BlockKey, BlockUnreadable, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
+from holdfast.wire.commands import ReadAheadRun, SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
+from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, check_sizes, check_values, to_bytes
@@ -74,19 +76,19 @@ class PrefixCache:
                 "the store has %d block%s of this model", placed, "" if placed == 1 else "s"
             )
 
-    def fingerprint_of(self, adapter: str) -> str:
-        """The fingerprint of the model with this adapter, or of the model alone if the name is
-        empty.
-        """
-        return self._adapters[adapter] if adapter else self.index.fingerprint
+    def fingerprint_of(self, command: SessionCommand) -> str:
+        """The fingerprint of the model with the adapter of a command, or of the model alone."""
+        return self._adapters[command.adapter] if command.adapter else self.index.fingerprint
 
-    def tenant_of(self, tenant: str, *, adapter: str) -> str:
-        """The tenant name under which the requests of a tenant to an adapter are cached.
+    def tenant_of(self, command: SequenceRequest | SessionCommand | ReadAheadRun) -> str:
+        """The tenant name under which the KV of a request's tenant and adapter is cached.
 
         Tenants share nothing, so KV is never used with another adapter. The name contains the
         adapter's fingerprint, so a new version of an adapter does not use the KV of the old one.
         """
-        return f"{self._adapters[adapter]}/{tenant}" if adapter else tenant
+        if not command.adapter:
+            return command.tenant
+        return f"{self._adapters[command.adapter]}/{command.tenant}"
 
     # -- start from the cache
 

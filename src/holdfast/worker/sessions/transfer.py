@@ -60,8 +60,8 @@ class Transfer:
 
     @contextmanager
     def recording_failure(self) -> Iterator[None]:
-        """Record any exception in the block as the failure of this transfer, and do not raise it.
-        The first failure counts.
+        """Record an exception in the block as the failure of this transfer, and do not raise it if
+        a damaged file or block can cause it. The first failure counts.
         """
         failure: SessionRefused | None = _failed("the transfer was interrupted")
         try:
@@ -73,7 +73,7 @@ class Transfer:
             failure = bad_file(f"the file does not fit this model: {mismatch}")
         except (OSError, ReadFailed) as error:
             failure = _failed(f"the session's file cannot be read or written: {error}")
-        except Exception as error:  # any exception that MLX raises for a damaged block
+        except (RuntimeError, ValueError, TypeError, MemoryError) as error:  # of MLX
             logger.exception("the transfer of a session failed")
             failure = _failed(f"the transfer failed: {error}")
         finally:
@@ -123,7 +123,7 @@ class Transfers:
             )
         blocks = {block.key: block for branch in branches for block in index.blocks_of(branch)}
         manifest = Manifest(
-            fingerprint=self._cache.fingerprint_of(command.adapter),
+            fingerprint=self._cache.fingerprint_of(command),
             session_id=session.session_id,
             created_at=session.created_at,
             metadata=session.metadata,
@@ -274,7 +274,7 @@ class Transfers:
             self._check_block(block, self._cache.index.root(form=forms.get(block.key, "native")))
 
         try:
-            file.refuse_other_model(self._cache.fingerprint_of(transfer.command.adapter))
+            file.refuse_other_model(self._cache.fingerprint_of(transfer.command))
             checked.put((file, file.checked_chains(check)))
             for branch in branches:
                 for key in branch.keys:
