@@ -202,6 +202,7 @@ def test_a_message_is_sent_over_plain_http_from_another_host(
         check_accessible(page)
 
 
+@pytest.mark.slow
 def test_a_message_typed_while_the_browser_is_slow_is_kept(
     browser: Browser, server: ServerProcess
 ) -> None:
@@ -209,16 +210,14 @@ def test_a_message_typed_while_the_browser_is_slow_is_kept(
         page = visitor.page
         box = page.get_by_label("Message")
         box.wait_for()
-        other = bare_tab(visitor)
-        other.evaluate(_USE_STORES, ["drafts"])
+        other = hold(visitor, "drafts")
         page.reload()
         box.fill(TEXT)  # before the draft is read
         other.close()
-        page.evaluate("import('/page/files/conversations.js').then((it) => it.readDraft('any'))")
+        read_any_draft(page)
         expect(box).to_have_value(TEXT)
 
-        other = bare_tab(visitor)
-        other.evaluate(_USE_STORES, ["conversations"])
+        other = hold(visitor, "conversations")
         page.get_by_role("button", name="Send").click()
         expect(box).to_have_value("")
         box.fill("The next one")  # before the message is stored
@@ -303,6 +302,7 @@ def stored_draft(page: Page) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_draft_of_another_tab_never_changes_what_is_typed(
     browser: Browser, server: ServerProcess
 ) -> None:
@@ -352,6 +352,7 @@ def test_a_draft_of_another_tab_never_changes_what_is_typed(
         expect(box).to_have_value("From the second")
 
 
+@pytest.mark.slow
 def test_a_message_sent_in_one_tab_leaves_the_form_of_the_other(
     browser: Browser, server: ServerProcess
 ) -> None:
@@ -371,6 +372,7 @@ def test_a_message_sent_in_one_tab_leaves_the_form_of_the_other(
         visitor.until_answered(2)
 
 
+@pytest.mark.slow
 def test_a_new_conversation_of_a_duplicated_tab_is_new(
     browser: Browser, server: ServerProcess
 ) -> None:
@@ -394,6 +396,7 @@ def test_a_new_conversation_of_a_duplicated_tab_is_new(
         other.until_answered()
 
 
+@pytest.mark.slow
 def test_a_stored_draft_is_kept_if_the_user_types_before_it_is_read(
     browser: Browser, server: ServerProcess
 ) -> None:
@@ -476,6 +479,7 @@ def test_an_address_with_a_last_slash_shows_its_view(
         visitor.page.get_by_role("heading", name="Now", level=1).wait_for()
 
 
+@pytest.mark.slow
 def test_two_tabs_share_one_conversation(browser: Browser, server: ServerProcess) -> None:
     with visit(browser, server.url) as visitor:
         first = visitor.page
@@ -745,6 +749,7 @@ def test_views_and_messages_wait_until_the_server_is_back(
         visitor.until_answered()
 
 
+@pytest.mark.slow
 def test_another_tab_sends_a_waiting_message_of_a_closed_tab(
     browser: Browser, server: ServerProcess
 ) -> None:
@@ -767,6 +772,7 @@ def test_another_tab_sends_a_waiting_message_of_a_closed_tab(
         expect(second.get_by_role("group", name="You")).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_an_answer_of_a_closed_tab_is_found_and_stopped(
     browser: Browser, server: ServerProcess
 ) -> None:

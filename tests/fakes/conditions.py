@@ -1,4 +1,4 @@
-"""Conditions in which people run a server, as fixtures: a busy machine, a slow disk, a read-only
+"""Conditions in which people run a server: a busy machine, a slow disk, a read-only
 home folder, a proxy in front.
 """
 
@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -46,13 +45,6 @@ def busy(processes: int = BUSY_PROCESSES) -> Iterator[None]:
             process.kill()
         for process in started:
             process.wait()
-
-
-@pytest.fixture
-def busy_machine() -> Iterator[None]:
-    """Other processes keep the cores busy during the test."""
-    with busy():
-        yield
 
 
 _SLOW_CALLS = r"""
@@ -247,9 +239,3 @@ def proxy_before(url: str) -> Iterator[str]:
         yield proxy.url
     finally:
         proxy.close()
-
-
-@pytest.fixture
-def proxied() -> Callable[[str], AbstractContextManager[str]]:
-    """Puts a reverse proxy in front of a server: `with proxied(server.url) as url`."""
-    return proxy_before

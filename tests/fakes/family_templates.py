@@ -183,7 +183,6 @@ _DSML = (
     + "</｜DSML｜invoke>"
     + _NEWLINE
 )
-_PYTHON = "{% macro py(v) %}{{ v | tojson }}{% endmacro %}"
 _IDS_OF_NINE = _refuse(
     "m.tool_call_id is defined and m.tool_call_id | length != 9", "ids have 9 letters"
 )

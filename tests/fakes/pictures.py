@@ -29,11 +29,6 @@ def image_file(
     return _written(image, form)
 
 
-def plain_image_file(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
-    """A PNG of one colour."""
-    return _written(Image.new("RGB", (width, height), colour), "PNG")
-
-
 def _colour(rng: random.Random) -> tuple[int, int, int]:
     return rng.randrange(256), rng.randrange(256), rng.randrange(256)
 

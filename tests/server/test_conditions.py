@@ -26,7 +26,6 @@ from tests.fakes.adapters import write_adapter
 from tests.fakes.conditions import busy, proxy_before, read_only_home, slow_disk
 from tests.fakes.features import FEATURES, Caller, Kept
 from tests.fakes.server_process import ServerProcess
-from tests.fakes.slow import slow
 from tests.fakes.vision_models import write_vision_model
 
 KEY = "the key of alice"
@@ -208,7 +207,8 @@ def test_streams_equal_whole_answers(places: MatrixServers) -> None:
     assert places.expected("streams") == places.expected("chat")
 
 
-@pytest.mark.parametrize("name", ["keyed", *slow("open", "restricted")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["open", "keyed", "restricted"])
 def test_a_restart_loses_nothing_in_any_condition(places: MatrixServers, name: str) -> None:
     server: ServerProcess = getattr(places, name)
     callers = [

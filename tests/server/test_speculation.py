@@ -20,6 +20,7 @@ from holdfast.models.download import demo_folder
 from tests.fakes.draft_models import write_larger_demo
 from tests.fakes.features import TEXT
 from tests.fakes.server_process import ServerProcess, running_server
+from tests.fakes.slow import slow
 from tests.fakes.tiny_models import write_tiny
 
 COPY: dict[str, Any] = {"messages": [{"role": "user", "content": f"Repeat exactly: {TEXT}"}]}
@@ -192,12 +193,17 @@ def test_a_stream_continues_after_its_worker_is_killed(server: ServerProcess, mo
     assert [resumed_answer(server, model)] == texts(chat(server, "plain", max_tokens=200))
 
 
+@pytest.mark.parametrize("restarts", [False, *slow(True)])
 def test_drafting_does_not_change_cached_tokens_even_after_a_restart(
-    server: ServerProcess,
+    server: ServerProcess, restarts: bool
 ) -> None:
+    salt = f"restarts: {restarts}"
+
     def usage(model: str, messages: list[dict[str, Any]]) -> tuple[int, int]:
         # all write the same blocks to disk
-        answer = chat(server, model, messages=messages, max_tokens=200, cache_salt=model)
+        answer = chat(
+            server, model, messages=messages, max_tokens=200, cache_salt=f"{salt}, {model}"
+        )
         messages += [
             {"role": "assistant", "content": texts(answer)[0]},
             {"role": "user", "content": "Who lives in Paris?"},
@@ -210,7 +216,7 @@ def test_drafting_does_not_change_cached_tokens_even_after_a_restart(
     }
     found: list[tuple[int, int]] = []
     for turn in range(TURNS):
-        if turn == TURNS - 1:
+        if restarts and turn == TURNS - 1:
             server.restart()
         plain, *drafting = (usage(model, each) for model, each in messages.items())
         assert drafting == [plain] * len(DRAFTING)

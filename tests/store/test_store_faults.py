@@ -283,13 +283,6 @@ def fill_history(folder: Path) -> None:
     write_history(folder / "h.history", PerformanceHistory().serialize())
 
 
-def use_history(folder: Path, disk: FailingDisk) -> tuple[int, int]:
-    before = (folder / "h.history").stat().st_size
-    HistoryFile(PerformanceHistory(), folder / "h.history").open()
-    disk.heal()
-    return 1, int((folder / "h.history").stat().st_size == before)
-
-
 KINDS = {
     "blocks and sessions": Kept(len(CHAIN), fill_store, use_store, check_store),
     "known answers": Kept(COUNT, fill_answers, use_answers, check_answers),

@@ -103,7 +103,6 @@ WEATHER = {
 }
 CLOCK = {"type": "function", "function": {"name": "mcp__clock.now"}}
 TOOLS = [WEATHER, CLOCK]
-ALL_NAMES: tuple[str, ...] = ()
 
 
 async def test_tools_enter_the_prompt_unchanged_except_nulls() -> None:

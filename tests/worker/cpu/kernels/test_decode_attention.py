@@ -31,7 +31,6 @@ from holdfast.worker.cpu.kernels.decode_attention import (
 )
 from holdfast.worker.kv.quantized import group_size_of
 from tests.fakes.fewer_instructions import assert_passes, folder_of_kernels
-from tests.fakes.slow import slow
 
 needs_kernel = pytest.mark.skipif(
     bool(decode_attention.unavailable()), reason=decode_attention.unavailable()
@@ -256,7 +255,8 @@ def test_several_threads_may_call_it_concurrently() -> None:
 
 @needs_kernel
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
-@pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx")])
+@pytest.mark.slow
+@pytest.mark.parametrize("less", ["-mno-avx512f", "-mno-avx"])
 def test_processors_with_shorter_vectors_get_the_same_results(
     less: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

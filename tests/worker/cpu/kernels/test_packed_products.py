@@ -25,7 +25,6 @@ from holdfast.worker.cpu.kernels.packed_products import (
     PackedWeights,
 )
 from tests.fakes.fewer_instructions import assert_passes, folder_of_kernels
-from tests.fakes.slow import slow
 
 pytestmark = pytest.mark.skipif(
     bool(packed_products.unavailable() or current_blas().no_shim),
@@ -148,7 +147,8 @@ def test_a_row_gets_the_same_bits_alone_and_together(bits: int, group_size: int)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
-@pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx512vnni", "-mno-avx")])
+@pytest.mark.slow
+@pytest.mark.parametrize("less", ["-mno-avx512f", "-mno-avx512vnni", "-mno-avx"])
 def test_processors_with_fewer_instructions_get_the_same_results(
     less: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:

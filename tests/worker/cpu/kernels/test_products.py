@@ -217,7 +217,8 @@ def test_a_shim_that_disagrees_with_numpy_is_not_used() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86-64")
-@pytest.mark.parametrize("less", ["-mno-avx512f", *slow("-mno-avx")])
+@pytest.mark.slow
+@pytest.mark.parametrize("less", ["-mno-avx512f", "-mno-avx"])
 def test_it_is_correct_with_shorter_vectors(
     less: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
