@@ -1,4 +1,4 @@
-"""Selects the device of a process, and the code that computes on it in place of MLX; and lets go of the
+"""Selects the device of a process and the code that computes on it in place of MLX, and releases the
 device at the end.
 """
 
@@ -39,7 +39,7 @@ def finish_steps() -> None:
         mx.synchronize()
 
 
-def let_go_of_device() -> None:
+def release_device() -> None:
     """Free the streams of this thread before it ends: MLX aborts at exit if any are left."""
     mx.synchronize()
     mx.clear_cache()

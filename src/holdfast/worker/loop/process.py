@@ -109,7 +109,7 @@ def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = No
         built.clear()
         # free arrays in reference cycles while this thread still can
         gc.collect()
-        device.let_go_of_device()
+        device.release_device()
 
 
 def live(inbox: Inbox, build: LoopBuilder) -> WorkerEnd:

@@ -3,7 +3,7 @@
 The device thread submits images and polls for results; it never waits. The process starts with the
 first image and ends after a while without images. One that dies, hangs or is stopped is killed and
 replaced, which affects only the image that it was processing. An image that has ended several
-processes is refused.
+processes is refused. The limits on the time and memory of one image are in `image_worker.py`.
 """
 
 from __future__ import annotations
