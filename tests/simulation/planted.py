@@ -193,14 +193,14 @@ FAULTS: Sequence[Fault] = (
     _fault(
         "a paused reader keeps its twins waiting",
         ("worker/loop/loop.py",
-         "        self._cache.withdraw(sequence)\n        sequence.wait(WaitReason.READER",
+         "        self._cache_client.withdraw(sequence)\n        sequence.wait(WaitReason.READER",
          "        sequence.wait(WaitReason.READER"),
     ),
     _fault(
         "a request that was paused in the queue is not looked up again",
         ("worker/loop/loop.py",
          "        if not sequence.is_open:\n            self._complete_for_closed_sequences()\n"
-         "            self._cache.look_up(sequence)\n\n    def _set",
+         "            self._cache_client.look_up(sequence)\n\n    def _set",
          "\n    def _set"),
     ),
     _fault(
