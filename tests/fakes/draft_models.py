@@ -91,7 +91,7 @@ def ask_always(monkeypatch: pytest.MonkeyPatch, *, seed: str) -> None:
         ) -> int:
             return rng.randrange(MOST_DRAFTED + 1) if modelled else 0
 
-        def pays_to_prefill(
+        def approve_prefill(
             self,
             chances: Sequence[float],
             *,

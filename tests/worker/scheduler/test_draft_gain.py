@@ -191,13 +191,13 @@ def test_a_draft_models_prefill_must_pay_off() -> None:
     gain = learned(memory_bound)
 
     def pays(generated: int) -> bool:
-        return gain.pays_to_prefill(
+        return gain.approve_prefill(
             SURE.chances, rows=1, pass_seconds=0.0002, seconds=0.5, generated=generated
         )
 
     assert not pays(5)
     assert pays(200)
     slow = learned(compute_bound)
-    assert not slow.pays_to_prefill(
+    assert not slow.approve_prefill(
         SURE.chances, rows=1, pass_seconds=0.02, seconds=1.0, generated=1_000_000
     )

@@ -126,7 +126,7 @@ def test_a_lost_image_costs_one_request(qwen: VisionBeside) -> None:
         images.provide(images.open(request), start=0, tokens=1)
     keep_image(qwen.images, png(11))
     sequence = images.open(request)
-    while not images.can_provide(sequence, start=0, tokens=1):
+    while not images.prepare_span(sequence, start=0, tokens=1):
         pass
     images.provide(sequence, start=0, tokens=1)
 
@@ -139,7 +139,7 @@ def test_the_features_of_one_image_are_computed_between_two_steps(qwen: VisionBe
     for _ in range(4):
         images.poll()
         before = images.figures.encoded
-        able = [images.can_provide(sequence, start=0, tokens=1) for sequence in sequences]
+        able = [images.prepare_span(sequence, start=0, tokens=1) for sequence in sequences]
         computed.append((images.figures.encoded - before, sum(able)))
     assert computed == [(1, 1), (1, 2), (1, 3), (0, 3)]
 

@@ -1,4 +1,5 @@
-"""Recognizes how a model writes calls and thoughts, and how its template handles them.
+"""Recognizes how a model writes calls and thoughts, and how its template handles them (its habits,
+`ToolHabits`).
 
 When a model is loaded, its added tokens and the words in its chat template suggest model families.
 A family is chosen if its calls can be rendered by the template and read back

@@ -420,15 +420,15 @@ class Engine:
         images = self._sequences[span.request_id].images
         return images is not None and images.lacks(span.start, span.tokens)
 
-    def can_provide_images(self, request_id: RequestId, start: int, tokens: int) -> bool:
-        """Whether the images in a part of an open sequence's prompt have features, or cannot be
-        used. Computes those of one image between two calls of `poll_images`, and begins to process
-        others.
+    def advance_images(self, request_id: RequestId, start: int, tokens: int) -> bool:
+        """Compute the features of one image in a part of an open sequence's prompt between two
+        calls of `poll_images`, and begin to process others. Returns whether all images in this part
+        have features or cannot be used.
         """
         images = self._sequences[request_id].images
         if self.images is None or images is None:
             return True
-        return self.images.can_provide(images, start=start, tokens=tokens)
+        return self.images.prepare_span(images, start=start, tokens=tokens)
 
     def has_all_images(self, request_id: RequestId, *, end: int) -> bool:
         """Whether all images of an open sequence before a position are processed."""

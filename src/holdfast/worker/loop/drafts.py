@@ -229,7 +229,7 @@ class Drafts:
             if not sequence.drafts.is_model_due(len(generated)):
                 return False
             sequence.drafts.consider_model_later(len(generated))
-            pays = model.can_draft(sequence.known_tokens) and self._scheduler.pays_to_prefill_draft(
+            pays = model.can_draft(sequence.known_tokens) and self._scheduler.approve_draft_prefill(
                 model.chances(draft),
                 pass_seconds=model.pass_seconds(1),
                 seconds=seconds,

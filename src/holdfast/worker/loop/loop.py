@@ -478,8 +478,8 @@ class WorkerLoop:
         self._tend_sessions()
         self._idle.begin()
         self._make_room()
-        self._waits_for_images = False  # `next_step` calls `_may_prefill`, which sets it again
-        decision = self._scheduler.next_step(self._make_drafts(), may_prefill=self._may_prefill)
+        self._waits_for_images = False  # `next_step` calls `_prepare_prefill`, which sets it again
+        decision = self._scheduler.next_step(self._make_drafts(), may_prefill=self._prepare_prefill)
         if decision.preempted:
             self._complete_dispatched()  # commits the state that the step copied out of these sequences
         earlier = self._dispatched
@@ -618,9 +618,9 @@ class WorkerLoop:
         for answer in self._engine.poll_images():
             self._ledger.emit(answer)
 
-    def _may_prefill(self, request_id: RequestId, start: int, tokens: int) -> bool:
-        """Whether the next tokens of a prompt can be prefilled: the features of all images in them are
-        computed. If not, the sequence waits, and the others continue.
+    def _prepare_prefill(self, request_id: RequestId, start: int, tokens: int) -> bool:
+        """Compute features of the images in the next tokens of a prompt. Returns whether these
+        tokens can be prefilled. If not, the sequence waits, and the others continue.
         """
         sequence = self._ledger[request_id]
         if not sequence.request.images:
@@ -630,7 +630,7 @@ class WorkerLoop:
             self._pulse.work()
             may_prefill = True  # if this fails, so does the step, which then ends the sequence
             with log_failure("an image of request %s is not prepared", request_id):
-                may_prefill = self._engine.can_provide_images(request_id, start, tokens)
+                may_prefill = self._engine.advance_images(request_id, start, tokens)
             waits_for = None if may_prefill else WaitReason.IMAGES
             if sequence.scheduled.waits_for is not waits_for:
                 sequence.wait(waits_for, now=self._clock())

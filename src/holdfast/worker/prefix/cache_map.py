@@ -121,7 +121,7 @@ def cache_map(
     visit = _Visit(index, _ends(index.tree, recent, chains))
     for tree, key in enumerate(shown):
         visit.begin(roots[key], tree)
-    visit.advance()
+    visit.visit_nodes()
     parts = _largest(visit.parts)
     for end, part in sorted(visit.found, key=lambda found: found[0].rank):
         _note_user(end, part)
@@ -221,7 +221,7 @@ class _Visit:
         for child in root.children():
             self._pending.append((child, 0, None, tree))
 
-    def advance(self) -> None:
+    def visit_nodes(self) -> None:
         """Visit the nodes that follow, up to the limit, and count the tokens below each part."""
         while self._pending and self.blocks < MOST_BLOCKS:
             node, cut, parent, tree = self._pending.popleft()

@@ -283,7 +283,7 @@ class DiskIndex:
         """Record that the disk does not have a key. Returns False if this is not news: the loss was
         expected, or the key was not on disk.
         """
-        if self._is_expected_loss(key):
+        if self._use_expected_loss(key):
             self.saved(key)
             return False
         state = self._states.pop(key, None)
@@ -311,7 +311,8 @@ class DiskIndex:
         if len(self._expected_losses) > MOST_EXPECTED_LOSSES:
             self._expected_losses.popitem(last=False)
 
-    def _is_expected_loss(self, key: BlockKey) -> bool:
+    def _use_expected_loss(self, key: BlockKey) -> bool:
+        """Whether the loss of this key was expected; if so, it is no longer."""
         expected = self._expected_losses.pop(key, 0)
         if expected > 1:
             self._expected_losses[key] = expected - 1

@@ -233,7 +233,7 @@ class ChunkSharing:
             if len(prompts) == 1:
                 self._sparse.record(groups, prefilled_first={}, step=step)
                 return [(prompts[0], self._only_chunk(prompts[0], tokens=tokens, seconds=seconds))]
-        elif self._is_decode_only_step(step):
+        elif self._count_mixed_step(step):
             return []
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
         taken: dict[ScheduledSequence, int] = {}
@@ -375,7 +375,8 @@ class ChunkSharing:
             self._give_chunks(allowance, first, tokens_by_sequence)
         self._give_chunks(allowance, behind, tokens_by_sequence)
 
-    def _is_decode_only_step(self, step: int) -> bool:
+    def _count_mixed_step(self, step: int) -> bool:
+        """Count a step that could mix prompts with decoding. Returns whether it must only decode."""
         if step > self._last_mixed_step + 1 and self._costs.knows_decoding:
             self._mixed_steps = 0
         self._last_mixed_step = step

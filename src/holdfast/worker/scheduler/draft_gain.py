@@ -211,7 +211,7 @@ class DraftGain:
         relative = math.exp(self._costs.log_seconds(rows, drafted=drafted) - plain) + seconds / step
         return gain - rows * math.log(relative)
 
-    def pays_to_prefill(
+    def approve_prefill(
         self,
         chances: Sequence[float],
         *,
@@ -220,8 +220,9 @@ class DraftGain:
         seconds: float,
         generated: int,
     ) -> bool:
-        """Whether a draft model should prefill a sequence, which takes `seconds`. It should if
-        drafting since the answer began would have saved that time, or if it is time for a trial.
+        """Decide whether a draft model prefills a sequence, which takes `seconds`. It does if
+        drafting since the answer began would have saved that time, or if it is time for a trial,
+        which is then counted.
 
         chances: of its drafts. rows: how many sequences decode. generated: tokens of the answer;
         the same number is expected to follow.

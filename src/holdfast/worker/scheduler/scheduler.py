@@ -754,11 +754,11 @@ class Scheduler:
             pass_seconds=pass_seconds,
         )
 
-    def pays_to_prefill_draft(
+    def approve_draft_prefill(
         self, chances: Sequence[float], *, pass_seconds: float, seconds: float, generated: int
     ) -> bool:
-        """As `DraftGain.pays_to_prefill`, with the sequences that decode now."""
-        return self._draft_gain.pays_to_prefill(
+        """As `DraftGain.approve_prefill`, with the sequences that decode now."""
+        return self._draft_gain.approve_prefill(
             chances,
             rows=max(1, len(self._decoding)),
             pass_seconds=pass_seconds,

@@ -75,8 +75,8 @@ class WorkerImages:
         self._layouts: OrderedDict[str, ImageLayout | ImageRefused] = OrderedDict()
         self._lost: dict[str, str] = {}  # images that could not be processed recently, and why
         self._questions: dict[str, _Question] = {}  # without an answer yet, by call id
-        self._processing: set[str] = set()  # by `can_provide`, without a result yet
-        self._may_compute = True  # whether `can_provide` has computed nothing since `poll`
+        self._processing: set[str] = set()  # by `prepare_span`, without a result yet
+        self._may_compute = True  # whether `prepare_span` has computed nothing since `poll`
         self.figures = ImageFigures()
 
     @property
@@ -151,7 +151,7 @@ class WorkerImages:
         )
 
     def poll(self) -> None:
-        """Take processed images, end the process when it is idle, and let `can_provide` compute
+        """Take processed images, end the process when it is idle, and let `prepare_span` compute
         again. Call it before each step.
         """
         self._take_results()
@@ -208,10 +208,10 @@ class WorkerImages:
                 return True
         return False
 
-    def can_provide(self, images: SequenceImages, *, start: int, tokens: int) -> bool:
-        """Whether `provide` will not wait for images to be processed. Adds features that are
-        cached, computes those of one processed image per step, and begins to process others.
-        Waits for the vision tower.
+    def prepare_span(self, images: SequenceImages, *, start: int, tokens: int) -> bool:
+        """Add features that are cached, compute those of one processed image per step, and begin to
+        process others. Waits for the vision tower. Returns whether `provide` will not wait for
+        images to be processed.
         """
         self._take_results()
         missing = 0
@@ -252,7 +252,7 @@ class WorkerImages:
         """Add the features of the images in a span, unless they are there.
 
         Waits for the vision tower if the features of an image are not cached. Raises ImageUnusable,
-        and WorkerUnavailable if an image is not processed; `can_provide` processes it.
+        and WorkerUnavailable if an image is not processed; `prepare_span` processes it.
         """
         for index, span in images.overlapping(start, tokens):
             if index not in images.features:
