@@ -26,7 +26,6 @@ from holdfast.wire.events import (
     Timings,
     TokenLogprob,
     TokensGenerated,
-    WorkerStatistics,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout
 from holdfast.wire.requests import TokenIds
@@ -88,9 +87,6 @@ class ScriptedClient:
         else:
             assert command.action == "cancel", "these streams are read as they come"
             self.cancelled.append(command.request_id)
-
-    async def statistics(self) -> WorkerStatistics:
-        return WorkerStatistics()
 
     async def call(self, command: Any) -> Any:
         """Answers a question about images: each has one token per 16 × 16 pixels, between two

@@ -101,7 +101,7 @@ async def test_a_request_is_sent_and_its_events_come_back() -> None:
             Accepted(request_id="x"),
             finished("x"),
         ]
-        assert (await client.statistics()).steps == 7
+        assert (await client.worker.statistics()).steps == 7
     assert a_request("x") in peer.commands
     assert peer.commands[-1] == SHUT_DOWN
 
@@ -148,7 +148,7 @@ async def test_closing_a_stream_early_sends_a_cancel() -> None:
         await anext(stream)
         await stream.aclose()
         assert client.open_streams == 0
-        await client.statistics()  # comes after the cancel
+        await client.worker.statistics()  # comes after the cancel
     assert cancel("x") in peer.commands
 
 
@@ -165,14 +165,14 @@ async def test_concurrent_requests_arrive_in_order_with_their_own_answers() -> N
 
     async def ask(number: int) -> None:
         for _ in range(choose.randrange(6)):
-            await client.statistics()  # a round trip
+            await client.worker.statistics()  # a round trip
         beginning = choose.choice((7, 5000, 9000))
         prompt = tuple(range(beginning, beginning + choose.randrange(3000)))
         sent.append(a_request(str(number), prompt=(*prompt, number)))
         stream = client.submit(sent[-1])
         if choose.random() < 0.3:
             if choose.random() < 0.5:
-                await client.statistics()
+                await client.worker.statistics()
             await stream.aclose()
         else:
             assert [event async for event in stream] == [
@@ -203,7 +203,7 @@ async def test_the_peers_exit_is_noticed_through_the_socket() -> None:
         with pytest.raises(WorkerUnavailable, match="gone"):
             await link.statistics()
         with pytest.raises(WorkerUnavailable, match="being replaced"):
-            await client.statistics()
+            await client.worker.statistics()
 
 
 async def test_the_sockets_folder_is_private_and_removed() -> None:

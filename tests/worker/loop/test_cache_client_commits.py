@@ -31,7 +31,6 @@ class Committing:
             scheduler=a_scheduler(),
             ledger=Ledger(clock=time.perf_counter),
             on_end=lambda sequence: self.ended.append(sequence.request.request_id),
-            clock=time.perf_counter,
         )
 
     def open(self, name: str, *, tokens: int = 20) -> LiveSequence:

@@ -31,7 +31,6 @@ class Waiting:
             scheduler=self.scheduler,
             ledger=self.ledger,
             on_end=lambda sequence: None,
-            clock=self.tick,
         )
 
     @property

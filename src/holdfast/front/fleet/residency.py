@@ -33,7 +33,8 @@ from holdfast.front.fleet.memory_watch import (
 )
 from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlot, State
 from holdfast.front.link.event_stream import WorkerClient
-from holdfast.front.link.model_client import AdaptedClient, ModelClient
+from holdfast.front.link.model_client import AdaptedClient
+from holdfast.front.link.worker_link import WorkerLink
 from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.front.telemetry.request_log import waiting_for
 from holdfast.machine import memory_plan
@@ -351,22 +352,22 @@ class Residency:
 
     async def statistics(self) -> dict[str, WorkerStatistics]:
         """Return the current figures of the workers that answer, by model."""
-        return await self._ask_workers(lambda client: client.statistics())
+        return await self._ask_workers(lambda worker: worker.statistics())
 
     async def cache_maps(self, question: CacheMapQuestion) -> dict[str, CacheMap]:
         """Return what the prefix caches of the workers that answer contain, by model."""
-        return await self._ask_workers(lambda client: client.worker.cache_map(question))
+        return await self._ask_workers(lambda worker: worker.cache_map(question))
 
-    async def _ask_workers(self, ask: Callable[[ModelClient], Awaitable[T]]) -> dict[str, T]:
-        clients = {
-            name: client
+    async def _ask_workers(self, ask: Callable[[WorkerLink], Awaitable[T]]) -> dict[str, T]:
+        workers = {
+            name: client.worker
             for name, slot in self._slots.items()
             if (client := slot.client) is not None
         }
-        answers = await asyncio.gather(*map(ask, clients.values()), return_exceptions=True)
+        answers = await asyncio.gather(*map(ask, workers.values()), return_exceptions=True)
         return {
             model: answer
-            for model, answer in zip(clients, answers, strict=True)
+            for model, answer in zip(workers, answers, strict=True)
             if not isinstance(answer, BaseException)
         }
 

@@ -37,7 +37,6 @@ from holdfast.wire.events import (
     Rejected,
     Started,
     TokensGenerated,
-    WorkerStatistics,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId
@@ -68,13 +67,6 @@ class WorkerClient(Protocol):
         Accepted is Finished. If the worker dies and another one takes its place, the stream
         continues. Closing the stream early cancels the request. Raises WorkerUnavailable if no
         worker will come.
-        """
-        ...
-
-    async def statistics(self) -> WorkerStatistics:
-        """Return the worker's current figures.
-
-        While it is busy with a long step, these are the last known ones.
         """
         ...
 

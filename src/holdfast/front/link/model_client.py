@@ -36,7 +36,6 @@ from holdfast.wire.events import (
     ModelInfo,
     Rejected,
     Started,
-    WorkerStatistics,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId, ServiceClass, TokenIds, common_tokens
@@ -167,9 +166,6 @@ class ModelClient:
         elif self._worker is not None and self._worker.is_open:
             _send_or_resume(opened, self._worker)
         return stream
-
-    async def statistics(self) -> WorkerStatistics:
-        return await self.worker.statistics()
 
     @overload
     async def call(self, command: SessionCommand) -> SessionAnswer: ...
@@ -440,9 +436,6 @@ class AdaptedClient:
 
     def submit(self, request: SequenceRequest) -> EventStream:
         return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))
-
-    async def statistics(self) -> WorkerStatistics:
-        return await self._client.statistics()
 
     @overload
     async def call(self, command: SessionCommand) -> SessionAnswer: ...

@@ -39,7 +39,7 @@ _IRRELEVANT_KEYS = frozenset(
 )
 # source files of Holdfast that affect the numbers in a cached state
 _OWN_CODE = (
-    "worker/engine/adapters.py",
+    "worker/engine/mlx_lm_patches.py",
     "worker/engine/backend.py",
     "worker/engine/code_attention.py",
     "worker/engine/lora.py",

@@ -44,7 +44,6 @@ from holdfast.config import KVBitsChoice
 from holdfast.errors import ModelLoadError
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
-from holdfast.worker.engine.adapters import adapt
 from holdfast.worker.engine.backend import in_use
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.kv_forms import KVForms
@@ -60,6 +59,7 @@ from holdfast.worker.engine.layouts import (
 )
 from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.mlx_lm_hooks import AttentionShape, ProjectionHook, recorded_shapes
+from holdfast.worker.engine.mlx_lm_patches import patch
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
@@ -151,7 +151,7 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
     wanted: "auto", or the name of the only layout to use. Raises ModelLoadError if no layout is
     right, or if the wanted one is not.
     """
-    adapt(model)
+    patch(model)
     with _switches_lowered(model):
         return _chosen(model, vocab_size, wanted)
 

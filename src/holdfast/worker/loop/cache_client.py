@@ -107,7 +107,6 @@ class CacheClient:
         scheduler: Scheduler,
         ledger: Ledger,
         on_end: Callable[[LiveSequence], None],
-        clock: Callable[[], float],
     ) -> None:
         """cache: None for a model whose state cannot be cached.
 
@@ -118,7 +117,6 @@ class CacheClient:
         self._scheduler = scheduler
         self._ledger = ledger
         self._on_end = on_end
-        self._clock = clock
         self._read_ahead = ReadAheadRuns()
         self._in_flight = InFlightPrefills()
         self._computing: list[
@@ -207,7 +205,7 @@ class CacheClient:
         # first commit the latest states: the next turn often arrives right after the answer that it
         # continues
         self.flush()
-        began_at = self._clock()
+        began_at = self._ledger.clock()
         chain = bytes(sequence.chain)
         reusable = _lookup_chain(sequence, chain)
         start.lookup = lookup = cache.lookup(
@@ -216,7 +214,7 @@ class CacheClient:
             in_blocks_only=start.trust is Trust.BLOCKS,
             may_move=request.is_kept,
         )
-        start.lookup_seconds += self._clock() - began_at
+        start.lookup_seconds += self._ledger.clock() - began_at
         if self._waits_for_twin(sequence, reusable, cached_tokens=lookup.cached_tokens):
             return
         if request.is_kept:
@@ -243,7 +241,7 @@ class CacheClient:
 
     def _look_up_later(self, sequence: LiveSequence, *, reported: WaitReason | None = None) -> None:
         self.withdraw(sequence)
-        sequence.wait(WaitReason.LOOKUP, now=self._clock(), reported=reported)
+        self._ledger.wait(sequence, WaitReason.LOOKUP, reported=reported)
 
     def _waits_for_twin(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
         tenant = _in_flight_tenant(sequence)
@@ -253,7 +251,7 @@ class CacheClient:
             return False
         sequence.start.release()
         self._in_flight.wait(sequence.id, ahead)
-        sequence.wait(WaitReason.TWIN, now=self._clock())
+        self._ledger.wait(sequence, WaitReason.TWIN)
         return True
 
     def _take_fetched(self, sequence: LiveSequence) -> None:
@@ -263,7 +261,7 @@ class CacheClient:
         if self._cache.advance(sequence.start.lookup):
             self._let_start(sequence)
         else:
-            sequence.wait(WaitReason.DISK, now=self._clock())
+            self._ledger.wait(sequence, WaitReason.DISK)
 
     def _let_start(self, sequence: LiveSequence) -> None:
         """Let a sequence start after the prefix that was found for it, once the images after that
@@ -274,12 +272,12 @@ class CacheClient:
         if self._engine.has_unprepared_images(
             sequence.request, start=cached_tokens, prepared=sequence.prepared_images
         ):
-            sequence.wait(WaitReason.IMAGES, now=self._clock())
+            self._ledger.wait(sequence, WaitReason.IMAGES)
             return
         held_tokens = 0 if lookup is None else lookup.held_tokens
         sequence.scheduled.start_after(cached_tokens, held_tokens=held_tokens)
         # from here on, the scheduler may admit it
-        sequence.wait(WaitReason.MEMORY, now=self._clock())
+        self._ledger.wait(sequence, WaitReason.MEMORY)
 
     def _prepare_images(self) -> None:
         """Compute the features of at most one image, to limit the delay of running sequences."""
@@ -350,7 +348,7 @@ class CacheClient:
 
     def _free_twins(self, request_ids: Iterable[RequestId]) -> None:
         for request_id in request_ids:
-            self._ledger[request_id].wait(WaitReason.LOOKUP, now=self._clock())
+            self._ledger.wait(self._ledger[request_id], WaitReason.LOOKUP)
 
     @_guarded("requests may start from blocks that were forgotten")
     def _repeat_lost(self, cache: PrefixCache) -> None:
@@ -392,7 +390,7 @@ class CacheClient:
         base = None
         snapshots: Sequence[Snapshot] = ()
         keep = None
-        began_at = self._clock()
+        began_at = self._ledger.clock()
         start.begin()
         if cache is None:
             is_off = self._cache is None
@@ -403,7 +401,7 @@ class CacheClient:
         elif lookup.cached_tokens:
             snapshots = cache.snapshots(lookup)
             base = cache.live.base(lookup)
-        restored_at = self._clock()
+        restored_at = self._ledger.clock()
         if cache is not None and request.is_kept:
             with log_failure("the KV of request %s is not cached", sequence.id):
                 marks = self.boundaries(request) or (sequence.prompt_tokens,)

@@ -5,7 +5,7 @@ close.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import InvalidRequest
@@ -36,13 +36,11 @@ class Lifetimes:
         scheduler: Scheduler,
         ledger: Ledger,
         cache_client: CacheClient,
-        clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._ledger = ledger
         self._cache_client = cache_client
-        self._clock = clock
 
     def preempt(self, request_id: RequestId) -> None:
         """Close a preempted sequence, which then waits again, unless it has ended."""
@@ -112,7 +110,7 @@ class Lifetimes:
                 self._scheduler.restart(sequence.id)
                 self._cache_client.look_up(sequence)
                 continue
-            sequence.admit(now=self._clock())
+            sequence.admit(now=self._ledger.clock())
             try:
                 with device_call():
                     self._cache_client.open(sequence)
@@ -248,7 +246,7 @@ class Lifetimes:
     def _restart(self, sequence: LiveSequence) -> None:
         self._scheduler.restart(sequence.id)
         if not sequence.scheduled.is_paused:
-            sequence.wait(WaitReason.MEMORY, now=self._clock())
+            self._ledger.wait(sequence, WaitReason.MEMORY)
 
     def _forget_cached_start(self, sequence: LiveSequence) -> None:
         sequence.reuse_nothing()

@@ -122,7 +122,6 @@ class WorkerLoop:
         self._pulse = pulse or Pulse()
         self._scheduler = scheduler
         self._inbox = inbox
-        self._clock = clock
         self._on_rest = on_rest
         self._on_wake = on_wake
         self._memory = memory
@@ -144,19 +143,10 @@ class WorkerLoop:
             )
         self._prefix_cache = cache
         self._cache_client = CacheClient(
-            cache,
-            engine=engine,
-            scheduler=scheduler,
-            ledger=self._ledger,
-            on_end=self._record_use,
-            clock=clock,
+            cache, engine=engine, scheduler=scheduler, ledger=self._ledger, on_end=self._record_use
         )
         self._lifetimes = Lifetimes(
-            engine=engine,
-            scheduler=scheduler,
-            ledger=self._ledger,
-            cache_client=self._cache_client,
-            clock=clock,
+            engine=engine, scheduler=scheduler, ledger=self._ledger, cache_client=self._cache_client
         )
         self._idle = IdleWork(
             ledger=self._ledger,
@@ -193,7 +183,7 @@ class WorkerLoop:
                 self._handle(commands)
                 self._answer_image_commands()
                 if self._memory is not None:
-                    self._memory.maintain(now=self._clock())
+                    self._memory.maintain(now=self._ledger.clock())
                     self._quantize_running(self._memory)
                 self._send()  # the front continues while the step is laid out
                 is_busy = self._advance()
@@ -259,7 +249,7 @@ class WorkerLoop:
 
     def _emit_statistics(self, *, is_busy: bool) -> None:
         """Emit statistics if they are due: often while requests run, rarely without work."""
-        now = self._clock()
+        now = self._ledger.clock()
         interval_seconds = STATISTICS_SECONDS if is_busy else IDLE_SECONDS
         if is_busy != self._was_busy or now - self._statistics_at >= interval_seconds:
             self._was_busy = is_busy
@@ -367,7 +357,7 @@ class WorkerLoop:
                 is_idle_work=request.is_idle_work,
                 scores_prompt=request.want_prompt_logprobs,
             ),
-            times=Times(self._clock()),
+            times=Times(self._ledger.clock()),
         )
 
     def _drop_idle_work_of_closed(self, request: SequenceRequest) -> None:
@@ -440,14 +430,14 @@ class WorkerLoop:
         self._scheduler.pause(request_id)
         # the cache releases the blocks found for it, and no other request waits for its prefill
         self._cache_client.withdraw(sequence)
-        sequence.wait(WaitReason.READER, now=self._clock())
+        self._ledger.wait(sequence, WaitReason.READER)
 
     def _resume(self, request_id: RequestId) -> None:
         sequence = self._ledger.find(request_id)
         if sequence is None or not sequence.scheduled.is_paused:
             return
         self._scheduler.resume(request_id)
-        sequence.wait(None, now=self._clock())
+        self._ledger.wait(sequence, None)
         if not sequence.is_open:
             self._complete_for_closed_sequences()
             self._cache_client.look_up(sequence)
@@ -564,7 +554,7 @@ class WorkerLoop:
                 self._lifetimes.quantize(sequence, costs)
                 if sequence.stays_native:
                     break  # the tokens that it shares with the others would stay native, too
-        memory.note_quantized(now=self._clock())
+        memory.note_quantized(now=self._ledger.clock())
 
     def _quantize_waiting(self) -> bool:
         """Switch waiting requests to 8-bit KV, oldest first, until all fit into memory. Only requests
@@ -605,7 +595,7 @@ class WorkerLoop:
             plan=StepPlan(spans=tuple(spans)),
             sequences=tuple(sequences),
             attempts=tuple([sequence.attempts for sequence in sequences]),
-            started_at=self._clock(),
+            started_at=self._ledger.clock(),
             expected_seconds=decision.expected_seconds,
         )
 
@@ -633,7 +623,7 @@ class WorkerLoop:
                 may_prefill = self._engine.advance_images(request_id, start, tokens)
             waits_for = None if may_prefill else WaitReason.IMAGES
             if sequence.scheduled.waits_for is not waits_for:
-                sequence.wait(waits_for, now=self._clock())
+                self._ledger.wait(sequence, waits_for)
         self._waits_for_images |= not may_prefill
         return may_prefill
 
@@ -691,7 +681,7 @@ class WorkerLoop:
                 for span, sequence in zip(step.plan.spans, step.sequences, strict=True)
             )
         started_at = max(step.started_at, self._collected_at)
-        self._collected_at = self._clock()
+        self._collected_at = self._ledger.clock()
         self._process_results(step, results, seconds=self._collected_at - started_at)
 
     def _retry_alone(self, span: Span, sequence: LiveSequence, *, was_alone: bool) -> SpanResult:

@@ -236,7 +236,7 @@ class Ledger:
 
     def __init__(self, *, clock: Callable[[], float], counters: Counters | None = None) -> None:
         self.counters = counters or Counters()
-        self._clock = clock
+        self.clock = clock
         self._live: dict[RequestId, LiveSequence] = {}
         self._outbox: list[Event] = []
 
@@ -254,6 +254,16 @@ class Ledger:
         """Whether this sequence, not a later one with the same id, has no Finished event yet."""
         return self._live.get(sequence.id) is sequence
 
+    def wait(
+        self,
+        sequence: LiveSequence,
+        reason: WaitReason | None,
+        *,
+        reported: WaitReason | None = None,
+    ) -> None:
+        """Record what a sequence waits for from now on; see `LiveSequence.wait`."""
+        sequence.wait(reason, now=self.clock(), reported=reported)
+
     def accept(self, sequence: LiveSequence) -> None:
         """Add a request; exactly one Finished event will follow."""
         assert sequence.id not in self._live
@@ -269,7 +279,7 @@ class Ledger:
         """Remove a live sequence and emit its Finished event."""
         assert self.is_live(sequence)
         del self._live[sequence.id]
-        now = self._clock()
+        now = self.clock()
         is_complete = reason is FinishReason.LENGTH
         if sequence.answer.prompt_logprobs and is_complete:  # the prompt was only scored
             self._emit_started(sequence, now=now)
@@ -320,7 +330,7 @@ class Ledger:
         self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
     ) -> None:
         """Emit generated tokens; a Started event precedes the first one."""
-        now = self._clock()
+        now = self.clock()
         if not sequence.answer.token_ids:
             self._emit_started(sequence, now=now)
         sequence.extend(token_ids, now=now)
@@ -352,7 +362,7 @@ class Ledger:
             assert len(sequence.answer.token_ids) <= sequence.request.max_tokens
 
     def _emit_progress(self, sequence: LiveSequence, *, read_tokens: int) -> None:
-        now = self._clock()
+        now = self.clock()
         admitted_at = now if sequence.times.admitted_at is None else sequence.times.admitted_at
         if now - max(admitted_at, sequence.times.progress_sent_at) < PROGRESS_SECONDS:
             return

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from holdfast.worker.engine import adapters, mlx_lm_hooks
+from holdfast.worker.engine import mlx_lm_hooks, mlx_lm_patches
 from holdfast.worker.engine.layouts import mlx_lm_caches
 from tests.fakes.every_config import tiny_config
 from tests.fakes.tiny_models import VOCAB_SIZE, make_model
@@ -36,7 +36,7 @@ def assert_close(got: mx.array, expected: mx.array) -> None:
 
 
 def rotated(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
-    return adapters._rotated_by_position(rope, x, offset)
+    return mlx_lm_patches._rotated_by_position(rope, x, offset)
 
 
 @pytest.mark.parametrize("traditional", [False, True])
@@ -76,10 +76,10 @@ def test_within_the_trained_context_dynamic_ntk_equals_mlx_lm() -> None:
 
 def test_positions_are_a_range_or_one_column_per_row() -> None:
     positions = mx.array([4, 9])
-    assert adapters._positions_of_rows(3, 5).tolist() == [3, 4]
-    assert adapters._positions_of_rows(positions, positions + 1).tolist() == [[4], [9]]
-    assert adapters._positions_to_scale(3, 5).tolist() == [3, 4]
-    assert adapters._positions_to_scale(positions, positions + 1).tolist() == [[[4]], [[9]]]
+    assert mlx_lm_patches._positions_of_rows(3, 5).tolist() == [3, 4]
+    assert mlx_lm_patches._positions_of_rows(positions, positions + 1).tolist() == [[4], [9]]
+    assert mlx_lm_patches._positions_to_scale(3, 5).tolist() == [3, 4]
+    assert mlx_lm_patches._positions_to_scale(positions, positions + 1).tolist() == [[[4]], [[9]]]
 
 
 @pytest.mark.parametrize("name", ["olmo", "phi3small"])
@@ -87,7 +87,7 @@ def test_a_prompt_in_one_chunk_equals_its_tokens_singly(name: str) -> None:
     """mlx-lm itself fails (olmo), or lets tokens see later ones (phi3small)."""
     config = tiny_config(name)
     model: Any = make_model({**config, "num_hidden_layers": 2, "n_layers": 2})
-    adapters.adapt(model)
+    mlx_lm_patches.patch(model)
     ids = mx.array([[5, 99, 41, 7, 5, 230]])
     at_once = model(ids, cache=mlx_lm_caches(model))[0]
     caches = mlx_lm_caches(model)

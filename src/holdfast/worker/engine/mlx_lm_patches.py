@@ -1,5 +1,5 @@
 """Patches for the modules of mlx-lm that fail, or compute wrong results, when sequences are batched
-or prompts are prefilled in chunks. (LoRA adapters are in `lora`.)
+or prompts are prefilled in chunks.
 
 Every row of a batch has its own position, so the cache views (`views`) pass an array of positions
 as `offset`. Most models only pass the offset on to `mx.fast.rope`. These modules also compute with
@@ -36,17 +36,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-_PATCHED = "_holdfast_adapted"
+_PATCHED = "_holdfast_patched"
 
 
-def adapt(model: Any) -> None:
+def patch(model: Any) -> None:
     """Patch the modules of mlx-lm that this model is built from. Idempotent."""
     classes = {type(part) for part in model.modules()}
     names = {each.__module__ for each in classes}
-    for name, adapter in _ADAPTERS.items():
+    for name, change in _PATCHES.items():
         module = sys.modules.get(name)
         if name in names and module is not None and not hasattr(module, _PATCHED):
-            adapter(module)
+            change(module)
             setattr(module, _PATCHED, True)
 
 
@@ -61,7 +61,7 @@ class _ModuleProxy:
         return getattr(self._module, name)
 
 
-def _adapt_gpt_bigcode(module: Any) -> None:
+def _patch_gpt_bigcode(module: Any) -> None:
     module.np = _ModuleProxy(np, arange=_positions_of_rows)
 
 
@@ -74,7 +74,7 @@ def _positions_of_rows(start: Any, stop: Any) -> Any:
     return np.arange(int(start), int(stop))
 
 
-def _adapt_llama4(module: Any) -> None:
+def _patch_llama4(module: Any) -> None:
     module.mx = _ModuleProxy(mx, arange=_positions_to_scale)
 
 
@@ -89,7 +89,7 @@ def _positions_to_scale(*limits: Any) -> mx.array:
     return mx.arange(*limits)
 
 
-def _adapt_rope(module: Any) -> None:
+def _patch_rope(module: Any) -> None:
     module.DynamicNTKScalingRoPE.__call__ = _rotated_by_position
 
 
@@ -119,7 +119,7 @@ def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
     return mx.concatenate([joined.reshape(rotated.shape).astype(x.dtype), x[..., dims:]], axis=-1)
 
 
-def _adapt_added_masks(module: Any) -> None:
+def _patch_added_masks(module: Any) -> None:
     create = module.create_attention_mask
 
     def mask_of_numbers(hidden: mx.array, cache: Any = None, **more: Any) -> Any:
@@ -131,16 +131,16 @@ def _adapt_added_masks(module: Any) -> None:
     module.create_attention_mask = mask_of_numbers
 
 
-def _adapt_plamo3(module: Any) -> None:
+def _patch_plamo3(module: Any) -> None:
     rotating = module.RotatingKVCache
     module.RotatingKVCache = lambda max_size: rotating(max_size=max_size + 1)
 
 
-_ADAPTERS: dict[str, Callable[[Any], None]] = {
-    "mlx_lm.models.gpt_bigcode": _adapt_gpt_bigcode,
-    "mlx_lm.models.llama4": _adapt_llama4,
-    "mlx_lm.models.olmo": _adapt_added_masks,
-    "mlx_lm.models.phi3small": _adapt_added_masks,
-    "mlx_lm.models.plamo3": _adapt_plamo3,
-    "mlx_lm.models.rope_utils": _adapt_rope,
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "mlx_lm.models.gpt_bigcode": _patch_gpt_bigcode,
+    "mlx_lm.models.llama4": _patch_llama4,
+    "mlx_lm.models.olmo": _patch_added_masks,
+    "mlx_lm.models.phi3small": _patch_added_masks,
+    "mlx_lm.models.plamo3": _patch_plamo3,
+    "mlx_lm.models.rope_utils": _patch_rope,
 }
