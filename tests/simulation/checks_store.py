@@ -15,6 +15,7 @@ from holdfast.store.block import (
     ReadFailed,
     by_place,
     fingerprint_id,
+    reachable_keys,
     read_block,
     read_header,
 )
@@ -108,8 +109,10 @@ class StoreChecks(Part):
             recency[parent] = max(recency.get(parent, 0.0), recency[key])
         if kept & chosen:
             self._violation("eviction order", f"{min(kept & chosen).hex()} is in use")
+        # the others are of no use, and are evicted first
+        reachable = reachable_keys(sorted(entries, key=by_place))
         stay = [recency[e.block.key] for e in entries if e.block.key not in kept | chosen]
-        newest = max((recency[key] for key in chosen), default=0.0)
+        newest = max((recency[key] for key in chosen & reachable), default=0.0)
         if stay and newest > min(stay) + RECORDED_SECONDS:
             self._violation(
                 "eviction order",
