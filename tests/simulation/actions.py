@@ -184,7 +184,7 @@ TROUBLES: Mapping[str, int] = {
     "power cut": 2,
     "power cut after syncs": 4,
     "weights change": 1,
-    "disk error": 5,
+    "disk error": 7,
     "disk is full": 2,
     "file is damaged": 3,
     "file vanishes": 2,

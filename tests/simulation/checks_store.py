@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -13,13 +13,16 @@ from holdfast.store.block import (
     BlockKey,
     Entry,
     ReadFailed,
+    StoredBlock,
     by_place,
     fingerprint_id,
+    reachable_keys,
     read_block,
     read_header,
 )
+from holdfast.worker.kv.bits import BITS, KVBits
 from tests.simulation.checks_part import Part
-from tests.simulation.device import Weights, rows_of
+from tests.simulation.device import DIMENSION, Weights, rows_of
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -59,6 +62,9 @@ class StoreChecks(Part):
                 )
             ]  # fmt: skip
             unsynced = [path.name for path in files if not disk.durability.is_synced(path)]
+            for path in files:
+                if path.suffix == ".block":
+                    self._is_right(path)
         if unsynced:
             self._violation("durable blocks survive", f"{min(unsynced)} is not synced yet")
 
@@ -108,8 +114,10 @@ class StoreChecks(Part):
             recency[parent] = max(recency.get(parent, 0.0), recency[key])
         if kept & chosen:
             self._violation("eviction order", f"{min(kept & chosen).hex()} is in use")
+        # the others are of no use, and are evicted first
+        reachable = reachable_keys(sorted(entries, key=by_place))
         stay = [recency[e.block.key] for e in entries if e.block.key not in kept | chosen]
-        newest = max((recency[key] for key in chosen), default=0.0)
+        newest = max((recency[key] for key in chosen & reachable), default=0.0)
         if stay and newest > min(stay) + RECORDED_SECONDS:
             self._violation(
                 "eviction order",
@@ -241,12 +249,11 @@ class StoreChecks(Part):
         block = stored.block
         weights = self._weights_by_id().get(model, ())
         tokens = np.frombuffer(block.packed_tokens, "<i4").tolist()
-        if not weights or len(stored.parts) != 2 or not tokens:
+        if not weights or not tokens:
             return True
-        found = np.stack([np.frombuffer(part, np.float32) for part in stored.parts])
+        found = _rows_in(stored)
         for each in weights:
-            right = rows_of(tokens, block.start, each)
-            if np.array_equal(found, right.reshape(2, -1)):
+            if np.array_equal(found, rows_of(tokens, block.start, each)):
                 return True
         self._violation("stored blocks are right", f"{path.name} holds other keys or values")
         return True
@@ -270,6 +277,22 @@ class StoreChecks(Part):
 
     def _damaged_blocks(self) -> set[str]:
         return {path.stem for path in self.damaged}
+
+
+def _rows_in(stored: StoredBlock) -> np.ndarray[Any, Any]:
+    """The keys and values of a block: [2, tokens, DIMENSION]. Quantization moves none by a half."""
+    if stored.form == "native":
+        found = [np.frombuffer(part, np.float32) for part in stored.parts]
+    else:
+        found = []
+        form = cast("KVBits", stored.form)
+        for bits, at in zip(BITS[form], (0, 3), strict=True):
+            codes, scales, biases = stored.parts[at : at + 3]
+            each_bit = np.unpackbits(np.frombuffer(codes, np.uint8), bitorder="little")
+            numbers = each_bit.reshape(-1, bits) @ (1 << np.arange(bits))
+            scale, bias = (np.frombuffer(each, np.float16)[:, None] for each in (scales, biases))
+            found.append(np.rint(numbers.reshape(-1, DIMENSION) * scale + bias))
+    return np.stack([each.reshape(-1, DIMENSION) for each in found])
 
 
 def _is_whole(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.store.block import BlockKey
@@ -18,6 +18,7 @@ from tests.simulation.world import Process
 
 if TYPE_CHECKING:
     from holdfast.worker.loop.sequences import LiveSequence
+    from holdfast.worker.prefix.lookup import LiveChain
     from holdfast.worker.prefix.tiers import RamTier
     from tests.simulation.checks import Checks
     from tests.simulation.worker import SimulatedWorker
@@ -111,6 +112,22 @@ class WorkerChecks(Part):
         if older:
             self._violation(
                 "eviction order", f"{key.hex()} leaves RAM, but {older[0].hex()} was used before it"
+            )
+
+    def reclaimed(self, before: Sequence[LiveChain], after: Sequence[LiveChain]) -> None:
+        """A worker has dropped parked states to free memory: stale ones, then those that were used
+        least recently; ones that waiting requests claim only if there are no others.
+        """
+        ranks = {
+            chain: (not chain.is_stale, bool(chain.claims), chain.used)
+            for chain in before
+            if chain in after or chain.state is None
+        }
+        dropped = [rank for chain, rank in ranks.items() if chain not in after]
+        kept = [rank for chain, rank in ranks.items() if chain in after]
+        if dropped and kept and max(dropped) > min(kept):
+            self._violation(
+                "eviction order", f"a parked state {max(dropped)} goes before {min(kept)}"
             )
 
     def check_rest(self, worker: SimulatedWorker) -> None:

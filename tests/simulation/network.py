@@ -128,6 +128,8 @@ class Exchange:
             return
         self.has_begun = True
         self._gone, self._drained = asyncio.Event(), asyncio.Event()
+        if self.is_broken:  # the client has closed the connection before
+            self._gone.set()
         has_body = False
 
         async def receive() -> Message:

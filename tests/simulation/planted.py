@@ -234,8 +234,10 @@ FAULTS: Sequence[Fault] = (
         undoes="docs: PrefixCache._fill_gaps",
     ),
     _fault(
-        "a parked state keeps tokens after the answer",
-        ("worker/prefix/live_tier.py", "        live.state.rewind(max(0, excess))\n", ""),
+        "the parked state that was used last is dropped first",
+        ("worker/prefix/live_tier.py",
+         "(not chain.is_stale, bool(chain.claims), chain.used)",
+         "(not chain.is_stale, bool(chain.claims), -chain.used)"),
     ),
     _fault(
         "a parked state is moved although others claim it",

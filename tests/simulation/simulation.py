@@ -264,14 +264,17 @@ class Simulation:
         """Inject a fault of the disk."""
         disk = self.disk
         match trouble.kind:
-            case "disk error":
-                disk.plan(
+            case "disk error":  # of some calls, or for some time of all
+                lasts = trouble.number == 1
+                plan = disk.plan(
                     trouble.name,
                     trouble.error,
                     nth=trouble.number,
-                    count=trouble.number,
+                    count=10**9 if lasts else trouble.number,
                     only=trouble.only,
                 )
+                if lasts:
+                    self.world.after(trouble.seconds, lambda: setattr(plan, "left", 0))
             case "disk is full":
                 disk.full = True
                 self.world.after(trouble.seconds, lambda: setattr(disk, "full", False))

@@ -142,6 +142,14 @@ def install() -> None:
         running[-1].store.used(plan.keys)
         accept(index, plan)
 
+    reclaim = LiveTier.reclaim
+
+    def watched_reclaim(live: LiveTier, nbytes: int) -> None:
+        before = live._chains.parked
+        reclaim(live, nbytes)
+        running[-1].workers.reclaimed(before, live._chains.parked)
+
+    LiveTier.reclaim = watched_reclaim  # type: ignore[method-assign]
     write, touch = WriteAhead.write, IoThread.touch
 
     def watched_write(ahead: WriteAhead, block: Block, *args: Any, **more: Any) -> None:
