@@ -193,8 +193,8 @@ FAULTS: Sequence[Fault] = (
     _fault(
         "a paused reader keeps its twins waiting",
         ("worker/loop/loop.py",
-         "        self._cache_client.withdraw(sequence)\n        sequence.wait(WaitReason.READER",
-         "        sequence.wait(WaitReason.READER"),
+         "        self._cache_client.withdraw(sequence)\n        self._ledger.wait(sequence, WaitReason.READER",
+         "        self._ledger.wait(sequence, WaitReason.READER"),
     ),
     _fault(
         "a request that was paused in the queue is not looked up again",
