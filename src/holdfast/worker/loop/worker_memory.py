@@ -111,8 +111,8 @@ def divide_memory(
 def contexts_that_fit(
     forms: KVForms, kv_bytes: int, *, most_tokens: int, draft: KVCosts | None = None
 ) -> dict[str, int]:
-    """The length of the longest sequence that fits a KV budget, for each value of `kv_bits`, but at
-    most `most_tokens`. draft: the costs of a sequence in a draft model, if there is one.
+    """The length of the longest sequence that fits a KV budget, for each form of keys and values,
+    but at most `most_tokens`. draft: the costs of a sequence in a draft model, if there is one.
     """
     fitting: dict[str, int] = {}
     for form, own in forms.costs.items():
