@@ -11,7 +11,6 @@ import mlx.core as mx
 import pytest
 
 from holdfast.config import ModelSettings
-from holdfast.wire.requests import SamplingParams
 from holdfast.worker.cpu import packed_layers
 from holdfast.worker.cpu.kernels import packed_products, products
 from holdfast.worker.engine import engine as engine_module
@@ -21,7 +20,13 @@ from holdfast.worker.engine.load import load_model
 from holdfast.worker.engine.probe import choose_layout
 from holdfast.worker.engine.views import StepContext
 from tests.fakes.architectures import each_of, probed
-from tests.fakes.interleaving import Played, assert_batched_is_alone, play, random_sequences
+from tests.fakes.interleaving import (
+    SAMPLINGS,
+    Played,
+    assert_batched_is_alone,
+    play,
+    random_sequences,
+)
 from tests.fakes.slow import slow
 from tests.fakes.tiny_models import TINY, VOCAB_SIZE, kept_tiny, write_tiny
 
@@ -102,22 +107,6 @@ def test_with_packed_weights_each_sequence_draws_the_same_as_alone(
     rng = random.Random(f"{name} packed")
     engine = Engine(choose_layout(loaded.model, vocab_size=VOCAB_SIZE), vocab_size=VOCAB_SIZE)
     assert_batched_is_alone(engine, loaded.model, rng, depth=0)
-
-
-SAMPLINGS = (
-    SamplingParams(temperature=1.0, seed=5),
-    SamplingParams(temperature=0.0, seed=1),
-    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=9),
-    SamplingParams(
-        temperature=1.2,
-        repetition_penalty=1.3,
-        presence_penalty=0.4,
-        frequency_penalty=0.2,
-        logit_bias={7: 2.0, 9: -100.0},
-        seed=4,
-    ),
-    SamplingParams(temperature=0.7, min_p=0.05, seed=3),
-)
 
 
 @pytest.mark.parametrize(

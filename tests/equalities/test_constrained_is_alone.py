@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from holdfast.wire.commands import ThinkingBudget
-from holdfast.wire.requests import SamplingParams
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
 from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import open_sequences
-from tests.fakes.interleaving import FP32_TOLERANCE, Played, play, random_sequences
+from tests.fakes.interleaving import FP32_TOLERANCE, SAMPLINGS, Played, play, random_sequences
 from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import END, SCHEMA, json_grammar, text_of, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny
@@ -31,19 +30,6 @@ CONSTRAINTS: tuple[Mapping[str, Any], ...] = (
     {"grammar": THOUGHT, "thinking_budget": ThinkingBudget(tokens=2, end_token_ids=(261,))},
     {"thinking_budget": ThinkingBudget(tokens=3, end_token_ids=(7, 8))},
     {},
-)
-SAMPLINGS = (
-    SamplingParams(temperature=1.0, seed=5),
-    SamplingParams(temperature=0.0, seed=1),
-    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=9),
-    SamplingParams(
-        temperature=1.2,
-        repetition_penalty=1.3,
-        presence_penalty=0.4,
-        logit_bias={97: 2.0, 98: -100.0},
-        seed=4,
-    ),
-    SamplingParams(temperature=0.7, min_p=0.05, seed=3),
 )
 
 

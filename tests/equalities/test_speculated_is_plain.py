@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from holdfast.wire.commands import ThinkingBudget
-from holdfast.wire.requests import SamplingParams
 from holdfast.worker.cpu import host_decoder
 from holdfast.worker.engine.engine import Engine
 from holdfast.worker.engine.layouts import SoloRunner
@@ -23,28 +22,18 @@ from holdfast.worker.kv.bits import KVBits
 from tests.fakes import distributions
 from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import open_sequences
-from tests.fakes.interleaving import FP32_TOLERANCE, Played, assert_as_alone, play, random_sequences
+from tests.fakes.interleaving import (
+    FP32_TOLERANCE,
+    SAMPLINGS,
+    Played,
+    assert_as_alone,
+    play,
+    random_sequences,
+)
 from tests.fakes.slow import slow
 from tests.fakes.tiny_grammars import SCHEMA, json_grammar, tiny_constraints
 from tests.fakes.tiny_models import VOCAB_SIZE, kept_tiny, make_tiny
 
-SAMPLINGS = (
-    SamplingParams(temperature=0.0, seed=1),
-    SamplingParams(temperature=1.0, seed=5),
-    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=9),
-    SamplingParams(
-        temperature=1.2,
-        repetition_penalty=1.3,
-        presence_penalty=0.4,
-        frequency_penalty=0.2,
-        logit_bias={97: 2.0, 9: -100.0},
-        seed=4,
-    ),
-    SamplingParams(
-        temperature=0.0, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, seed=2
-    ),
-    SamplingParams(temperature=0.7, min_p=0.05, seed=3),
-)
 CONSTRAINTS: tuple[Mapping[str, Any], ...] = (
     {"grammar": json_grammar(SCHEMA)},
     {"grammar": json_grammar(SCHEMA)},

@@ -199,7 +199,7 @@ class FakeEngine:
             os.read(os.pipe()[0], 1)
         for span, sequence in zip(pending.plan.spans, pending.sequences, strict=True):
             if HOLDS_THE_LOCK in sequence.request.prompt_token_ids and span.start == 0:
-                hold_the_lock(processor_seconds=1.0)
+                hold_the_lock(processor_seconds=0.6)
         if pending.raises:
             raise RuntimeError("the device failed in this step")
         return tuple(map(_result, pending.plan.spans, pending.sequences))

@@ -112,7 +112,7 @@ def fake_loop(
     if behaviour == "signalled-at-exit":
         globals()["signal_at_exit"] = SignalAtExit()
     if behaviour == "holds-the-lock":
-        hold_the_lock(processor_seconds=1.0)
+        hold_the_lock(processor_seconds=0.6)
     if behaviour == "hangs":
         os.read(os.pipe()[0], 1)
     progress("reading", 1.0)

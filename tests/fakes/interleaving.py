@@ -23,6 +23,24 @@ from tests.fakes.tiny_configs import VOCAB_SIZE
 
 TOP_LOGPROBS = 4
 FP32_TOLERANCE = 2e-3  # in log-probability; a wrong mask or position moves it by 0.1 and more
+# greedily and at random, with and without penalties; the first is greedy
+SAMPLINGS = (
+    SamplingParams(temperature=0.0, seed=1),
+    SamplingParams(temperature=1.0, seed=5),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=9),
+    SamplingParams(
+        temperature=1.2,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        logit_bias={97: 2.0, 98: -100.0, 9: -100.0},
+        seed=4,
+    ),
+    SamplingParams(
+        temperature=0.0, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, seed=2
+    ),
+    SamplingParams(temperature=0.7, min_p=0.05, seed=3),
+)
 
 
 def span(start: int, tokens: int = 1, *, name: str = "a", samples: bool = True) -> Span:

@@ -60,6 +60,17 @@ CALLS: list[dict[str, Any]] = [
 ]
 
 
+def conversation(answer: dict[str, Any], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages around an answer with calls and their results."""
+    return [
+        {"role": "system", "content": SYSTEM},
+        {"role": "user", "content": QUESTION},
+        answer,
+        *results,
+        {"role": "user", "content": THANKS},
+    ]
+
+
 def chat_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, Any]:
     calls = [
         {
@@ -78,15 +89,8 @@ def chat_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, Any]
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": call["result"]} for call in CALLS
     ]
-    asked = {"role": "user", "content": QUESTION}
     return {
-        "messages": [
-            {"role": "system", "content": SYSTEM},
-            asked,
-            answer,
-            *results,
-            {"role": "user", "content": THANKS},
-        ],
+        "messages": conversation(answer, results),
         "tools": [{"type": "function", "function": {**each, **wish(strict)}} for each in FUNCTIONS],
         "enable_thinking": thinks,
     }
@@ -175,15 +179,8 @@ def ollama_body(*, strict: bool | None, thinks: bool, seal: Any) -> dict[str, An
         for call in CALLS
     ]
     answer = {"role": "assistant", "content": SAID, "thinking": THOUGHT, "tool_calls": calls}
-    asked = {"role": "user", "content": QUESTION}
     return {
-        "messages": [
-            {"role": "system", "content": SYSTEM},
-            asked,
-            answer,
-            *results,
-            {"role": "user", "content": THANKS},
-        ],
+        "messages": conversation(answer, results),
         "tools": [{"type": "function", "function": {**each, **wish(strict)}} for each in FUNCTIONS],
         "think": thinks,
     }

@@ -312,6 +312,21 @@ def test_a_stop_string_keeps_the_prefill_figures() -> None:
     assert (events[-1].memory, events[-1].cached_tokens, events[-1].timings) == (FOUND, 1, timings)
 
 
+def divergent_texts(reader: ChoiceText, memory: CacheReport) -> DivergentTexts | None:
+    """Those of an answer that ends immediately."""
+    end = reader.feed(
+        Finished(
+            request_id="r",
+            reason=FinishReason.STOP,
+            prompt_tokens=1,
+            completion_tokens=0,
+            memory=memory,
+        )
+    )[-1]
+    assert isinstance(end, ChoiceFinished)
+    return end.divergent
+
+
 def test_the_first_differing_token_is_shown_as_text() -> None:
     stored, own = encode("ab")
     diverged = CacheReport(
@@ -325,17 +340,7 @@ def test_the_first_differing_token_is_shown_as_text() -> None:
     assert end.divergent is None  # Finished has the last word
 
     reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
-    end = reader.feed(
-        Finished(
-            request_id="r",
-            reason=FinishReason.STOP,
-            prompt_tokens=2,
-            completion_tokens=0,
-            memory=diverged,
-        )
-    )[-1]
-    assert isinstance(end, ChoiceFinished)
-    assert end.divergent == DivergentTexts(before="x", stored="a", prompt="b")
+    assert divergent_texts(reader, diverged) == DivergentTexts(before="x", stored="a", prompt="b")
 
 
 @pytest.mark.parametrize(
@@ -355,17 +360,9 @@ def test_a_difference_at_an_image_is_described(
         divergence=Divergence(position=4, stored_token_id=stored, prompt_token_id=own),
     )
     reader = choice(prompt_token_ids=TokenIds.of(prompt))
-    end = reader.feed(
-        Finished(
-            request_id="r",
-            reason=FinishReason.STOP,
-            prompt_tokens=5,
-            completion_tokens=0,
-            memory=diverged,
-        )
-    )[-1]
-    assert isinstance(end, ChoiceFinished)
-    assert end.divergent == DivergentTexts(before="x[an image]y", stored=told[0], prompt=told[1])
+    assert divergent_texts(reader, diverged) == DivergentTexts(
+        before="x[an image]y", stored=told[0], prompt=told[1]
+    )
 
 
 @pytest.mark.parametrize("reports_progress", [True, False])

@@ -122,29 +122,23 @@ async def test_waiting_for_the_model_is_reported() -> None:
     assert explained["seconds"]["accept"] >= 0.03  # a header and three comments, 10 ms apart
 
 
-async def test_leaving_while_the_model_loads_drops_a_session_command() -> None:
-    sessions = ScriptedSessions(answers_when=asyncio.Event())
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_session_command_waits_for_the_model_unless_its_client_leaves(leaves: bool) -> None:
+    is_loaded = asyncio.Event()
+    sessions = ScriptedSessions(answers_when=is_loaded)
     exchange = Exchange(ScriptedGateway(), directory=LOADING, sessions=sessions)
     nothing: dict[str, Any] = {}
     running = asyncio.create_task(exchange.run("/v1/sessions", nothing, method="GET"))
     while not sessions.asked:
         await asyncio.sleep(0)
-    exchange.gone.set()
-    await running
-    assert exchange.text == ""
-
-
-async def test_a_session_command_waits_for_the_model() -> None:
-    sessions = ScriptedSessions(answers_when=asyncio.Event())
-    exchange = Exchange(ScriptedGateway(), directory=LOADING, sessions=sessions)
-    nothing: dict[str, Any] = {}
-    running = asyncio.create_task(exchange.run("/v1/sessions", nothing, method="GET"))
-    while not sessions.asked:
-        await asyncio.sleep(0)
-    assert sessions.answers_when is not None
-    sessions.answers_when.set()
-    await running
-    assert exchange.status == 200
+    if leaves:
+        exchange.gone.set()
+        await running
+        assert exchange.text == ""
+    else:
+        is_loaded.set()
+        await running
+        assert exchange.status == 200
 
 
 async def test_a_retry_gets_the_events_that_were_sent_while_the_model_was_loaded() -> None:
