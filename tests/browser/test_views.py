@@ -123,7 +123,7 @@ def visitor(
 
 
 # every width and every color scheme, once
-@pytest.mark.parametrize("visitor", [NARROW_AND_DARK, WIDE_AND_LIGHT], indirect=True)
+@pytest.mark.parametrize("visitor", [NARROW_AND_DARK, *slow((WIDE_AND_LIGHT,))], indirect=True)
 def test_every_view_is_accessible_and_fits_its_window(visitor: Visitor) -> None:
     page = visitor.page
     visitor.ask("Say many words.")

@@ -188,7 +188,7 @@ def test_health_shows_whether_drafts_are_possible(server: ServerProcess) -> None
     }
 
 
-@pytest.mark.parametrize("model", DRAFTING)
+@pytest.mark.parametrize("model", ["larger", *slow("drafting")])
 def test_a_stream_continues_after_its_worker_is_killed(server: ServerProcess, model: str) -> None:
     assert [resumed_answer(server, model)] == texts(chat(server, "plain", max_tokens=200))
 
