@@ -23,7 +23,7 @@ from holdfast.front.fleet import residency as residency_module
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.memory_watch import MemoryMeter
 from holdfast.front.fleet.residency import Residency
-from holdfast.front.fleet.slot import ModelFiles
+from holdfast.front.fleet.slot import ModelFiles, State
 from holdfast.front.images.folder import images_folder
 from holdfast.front.link import worker_link
 from holdfast.front.prompt import template_process, template_worker
@@ -99,6 +99,7 @@ class SimulatedFront:
         self.app: Starlette | None = None
         self.residency: Residency | None = None
         self.is_ready = False
+        self.failed_first_starts = 0  # of loads: their first process could not be started
         self.began_at = found.now
         self._catalog = Catalog(
             entries=tuple(models), at_start=tuple(each.name for each in models if each.is_pinned)
@@ -200,6 +201,10 @@ class SimulatedFront:
         self._numbers += 1
         if self.machine.failing_starts:
             self.machine.failing_starts -= 1
+            self.machine.starts.append(("", False))
+            if self.residency is not None:
+                slots = self.residency._slots.values()
+                self.failed_first_starts += any(each.state is State.LOADING for each in slots)
             self.world.on_fault(self.process, "no process starts")
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self.world.fails("spawn"):
