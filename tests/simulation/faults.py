@@ -90,8 +90,8 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             simulation.checks.excuses.slept(trouble.seconds)
         case "no process starts":
             machine.failing_starts = 1 + trouble.number % 4
-            if worker is not None and trouble.number % 2:
-                worker.process.kill()
+            if worker is not None and trouble.number % 4:
+                _kill(simulation, worker)
         case "memory is short" | "memory is enough":
             simulation.press(is_short=trouble.kind == "memory is short")
         case "disk error" | "disk is full" | "file is damaged" | "file vanishes":

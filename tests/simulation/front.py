@@ -220,10 +220,14 @@ class SimulatedFront:
                 self.world.after(12.0, child.kill)
 
 
-def entry(name: str, *, is_pinned: bool = True, **more: Any) -> CatalogEntry:
+def entry(
+    name: str, *, is_pinned: bool = True, idle_seconds: float | None = None, **more: Any
+) -> CatalogEntry:
     """A model of the simulated server."""
     model = ModelSettings(path=name, name=name, **more)
-    return CatalogEntry(name=name, origin="", model=model, is_pinned=is_pinned)
+    return CatalogEntry(
+        name=name, origin="", model=model, is_pinned=is_pinned, idle_seconds=idle_seconds
+    )
 
 
 _fronts: dict[Process, SimulatedFront] = {}

@@ -157,10 +157,10 @@ FAULTS: Sequence[Fault] = (
          "self._settings.max_queued"),
     ),
     _fault(
-        "a request that starts over keeps its place in the prompt",
+        "tokens of a refused draft count as planned",
         ("worker/scheduler/scheduler.py",
-         "        sequence.start_after(0)\n        if not sequence.is_paused:",
-         "        if not sequence.is_paused:"),
+         "generated_tokens=outcome.generated_tokens.get(span.request_id, 0),",
+         "generated_tokens=span.tokens,"),
     ),
     _fault(
         "results of a discarded state are used",

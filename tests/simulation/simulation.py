@@ -133,6 +133,7 @@ class Simulation:
                 name,
                 is_pinned=name == "m"
                 and self.options["max_loaded"] is self.options["idle_seconds"] is None,
+                idle_seconds=self.options["idle_seconds"],
                 adapters=tuple(f"{each}=/adapters/{each}" for each in self.options["adapters"]),
                 kv_bits=self.options["kv_bits"],
                 memory_bytes=self.options["kv_tokens"] * TOKEN_BYTES,
