@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.simulation.checks import Checks
     from tests.simulation.worker import SimulatedWorker
 
+PAUSED_SECONDS = 10.0  # after which a step that was under way has ended
 DURABLE_SECONDS = 5.0  # after its end, a request's blocks are stored, even on a slow disk
 
 
@@ -58,6 +59,7 @@ class _OnLink:
     sent_at: float = 0.0
     is_accepted: bool = False
     is_cancelled: bool = False
+    paused_at: float = math.inf  # when the front has paused it; infinite: it has not
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,14 @@ class LinkChecks(Part):
         life.open[request_id] = _OnLink(asked, len(given), self.world.now)
 
     def controlled(self, link: WorkerLink, command: SequenceControl | WorkerControl) -> None:
-        """The front cancels a request, or shuts a worker down: no request may use it then."""
+        """The front pauses, resumes or cancels a request, or shuts a worker down, which no request may
+        use then.
+        """
         life = self.lives[link]
         if isinstance(command, SequenceControl):
-            if command.action == "cancel" and command.request_id in life.open:
-                life.open[command.request_id].is_cancelled = True
+            if (on := life.open.get(command.request_id)) is not None:
+                on.is_cancelled |= command.action == "cancel"
+                on.paused_at = self.world.now if command.action == "pause" else math.inf
         elif command.action == "shut_down" and self.simulation.front.is_running:
             in_use = [
                 name
@@ -176,6 +181,14 @@ class LinkChecks(Part):
                 self._violation(
                     "no needless kill", f"a worker is shut down during {', '.join(in_use)}"
                 )
+
+    def _check_paused(self, on: _OnLink, event: TokensGenerated) -> None:
+        """A request whose client does not read gets no tokens, so that they do not pile up."""
+        seconds = self.world.now - on.paused_at
+        if seconds > PAUSED_SECONDS and not self.checks.excuses.any_since(on.paused_at - 60.0):
+            self._violation(
+                "bytes", f"{event.request_id} gets tokens {seconds:.0f} s after it was paused"
+            )
 
     def _work_seconds(self, request: SequenceRequest) -> float:
         """The longest time that the device needs for a request that runs alone."""
@@ -238,6 +251,7 @@ class LinkChecks(Part):
                     self._check_read_once(life, on, event.memory.cached_tokens)
                     self.started(event)
                 case TokensGenerated():
+                    self._check_paused(on, event)
                     self._check_tokens(life, on, event)
                 case Finished():
                     self._check_end(life, on, event)
