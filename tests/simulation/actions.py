@@ -294,7 +294,8 @@ def scenario_of(seed: int) -> Scenario:
     while len(found) < actions:
         at += dice.expovariate(1 / pace)
         if dice.random() < 0.02:
-            at += dice.choice((100.0, 600.0, 600.0, 2000.0, 30_000.0))  # an idle time; a night
+            idle_times = (100.0, 600.0, 600.0, 2000.0) * 2
+            at += dice.choice((*idle_times, 30_000.0))  # the last one is a night
         what = dice.random()
         if what < trouble_share:
             if dice.random() < 0.8:  # most faults happen while an answer is generated

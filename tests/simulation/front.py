@@ -264,6 +264,7 @@ def install() -> None:
     os.kill = send_signal
     worker_process.progress_of = lambda pid: _progress(pid)
     template_process.PROCESSES.run = _run_template  # type: ignore[method-assign]
+    residency_module.WATCH_SECONDS = 5.0  # its thread is half of all events while nobody is there
     worker_link._takes_sockets = lambda folder: True
     residency_module.memory_report = lambda **_: _machine_of_world().memory
 
