@@ -31,7 +31,8 @@ class Turn:
     key, or "wrong"; "": the administrator's. idempotency: the `Idempotency-Key`: none, a unique
     one, or one that other requests use, too. twins: how many more clients send the same request at
     the same time, every second one with another API key. repeats: it is sent again after its
-    answer. stores: the response is stored. chains: the request continues the agent's stored response by
+    answer. regenerates: instead of sending a new message, the agent asks again for an answer to its
+    last one. stores: the response is stored. chains: the request continues the agent's stored response by
     its id. background: it runs in the background. looks: how the agent uses its stored response
     afterwards; "foreign": other callers try to read, cancel and delete it.
     """
@@ -66,6 +67,7 @@ class Turn:
     idempotency: Literal["", "own", "common"] = ""
     twins: int = 0
     repeats: bool = False
+    regenerates: bool = False
     stores: bool = False
     chains: bool = False
     background: bool = False
@@ -173,12 +175,13 @@ TROUBLES: Mapping[str, int] = {
     "workers keep dying": 1,
     "worker is suspended": 2,
     "worker hangs": 1,
-    "step fails": 4,
-    "step computes NaN": 3,
-    "step is slow": 2,
+    "step fails": 5,
+    "step computes NaN": 4,
+    "step is slow": 3,
     "step kills": 2,
+    "a conversation kills": 2,
     "load fails": 2,
-    "no process starts": 1,
+    "no process starts": 3,
     "server dies": 2,
     "server restarts": 2,
     "power cut": 2,
@@ -206,8 +209,8 @@ HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts")
 # fields of turns that many worlds leave alone, so that the others come together more often
 FEATURES = (
     "adapter", "background", "chains", "choices", "edge", "forget", "idempotency", "is_batch",
-    "kv_bits", "letters", "logprobs", "looks", "parts", "prefills", "reader", "repeats", "seed",
-    "session", "stop", "stores", "system", "timeout_seconds", "twins",
+    "kv_bits", "letters", "logprobs", "looks", "parts", "prefills", "reader", "regenerates",
+    "repeats", "seed", "session", "stop", "stores", "system", "timeout_seconds", "twins",
 )  # fmt: skip
 
 
@@ -221,10 +224,10 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "kv_tokens": dice.choice((3000, 6000, 12_000, 40_000)),
         "ram_tokens": dice.choice((None, None, 0, 600, 2000, 20_000)),
         "max_running": dice.choice((1, 2, 4, 8)),
-        "max_queued": dice.choice((2, 16, 256)),
+        "max_queued": dice.choice((1, 2, 4, 16, 256)),
         "step_tokens": dice.choice((64, 256, 512)),
         "max_loaded": dice.choice((None, 1)) if len(models) > 1 else None,
-        "idle_seconds": dice.choice((None, None, 30.0, 600.0)),
+        "idle_seconds": dice.choice((None, None, 0.5, 30.0, 600.0)),
         "max_sessions": dice.choice((2, 64)),
         "store_bytes": dice.choice((None, None, None, 512 << 10, 2 << 20)),
         "has_key": dice.random() < 0.3,
@@ -267,8 +270,8 @@ def scenario_of(seed: int) -> Scenario:
     found: list[Action] = []
     at = 0.0
 
-    def a_turn() -> Turn:
-        agent = dice.choice(agents)
+    def a_turn(agent: str = "") -> Turn:
+        agent = agent or dice.choice(agents)
         turn = _turn(dice, at, agent, options)
         if dice.random() < 0.95:
             turn = replace(turn, **habits[agent])
@@ -279,14 +282,24 @@ def scenario_of(seed: int) -> Scenario:
         agents.append(agent)
         return Branch(at=at, agent=agent, source=source, keep=keep)
 
+    def a_turn_at_once() -> Turn:
+        """A turn that often does not wait for the end of its agent's other turns."""
+        if dice.random() < 0.5:
+            return a_turn()
+        source = dice.choice(agents)
+        agent = f"{source}.{len(found)}"
+        found.append(a_branch(source, agent, keep=dice.choice((0, 2, 100))))
+        return a_turn(agent)
+
     while len(found) < actions:
         at += dice.expovariate(1 / pace)
         if dice.random() < 0.02:
-            at += dice.choice((100.0, 600.0, 600.0, 2000.0, 30_000.0))  # an idle time; a night
+            idle_times = (100.0, 600.0, 600.0, 2000.0) * 2
+            at += dice.choice((*idle_times, 30_000.0))  # the last one is a night
         what = dice.random()
         if what < trouble_share:
             if dice.random() < 0.8:  # most faults happen while an answer is generated
-                turn = a_turn()
+                turn = a_turn_at_once()
                 found.append(replace(turn, max_tokens=max(turn.max_tokens, 20)))
                 at += dice.choice((0.002, 0.01, 0.03, 0.1, 0.3))
             trouble = _trouble(dice, at, options, kinds, operations)
@@ -304,22 +317,35 @@ def scenario_of(seed: int) -> Scenario:
             found.append(a_branch(source, f"{source}.{len(found)}", keep=dice.randrange(1, 8)))
         elif what < trouble_share + branch_share + call_share:
             about = None
-            if dice.random() < 0.5:  # about the session of a running request
-                turn = a_turn()
+            if dice.random() < 0.6:  # about the session of running requests
+                turn = a_turn_at_once()
                 about = replace(
                     turn,
                     session=dice.choice(("s-common", f"s-{agents[0]}")),
+                    tokens=dice.choice((turn.tokens, 300, 800)),
                     max_tokens=max(turn.max_tokens, 20),
+                    twins=dice.choice((turn.twins, 1, 3)),
                 )
                 found.append(about)
-                at += dice.choice((0.002, 0.03, 0.3))
+                at += dice.choice((0.002, 0.03, 0.1, 0.3, 1.0))
             found.append(_call(dice, at, options, callers, about=about))
         elif what < trouble_share + branch_share + call_share + 0.02:
             turn = a_turn()
+            is_mixed = dice.random() < 0.5
             for number in range(dice.randrange(2, 6)):  # several agents with a common prefix
                 agent = f"{turn.agent}+{len(found)}"
                 found.append(a_branch(turn.agent, agent, keep=100))
-                found.append(replace(turn, agent=agent, seed=number))
+                member = replace(turn, agent=agent, seed=number)
+                if is_mixed:  # which they continue in different ways
+                    other = _turn(dice, at, agent, options)
+                    member = replace(
+                        member,
+                        protocol=other.protocol,
+                        tokens=other.tokens,
+                        max_tokens=other.max_tokens,
+                        regenerates=dice.random() < 0.3,
+                    )
+                found.append(member)
         else:
             turn = a_turn()
             found.append(replace(turn, key="wrong") if dice.random() < 0.02 else turn)
@@ -394,6 +420,7 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         idempotency=dice.choice(("", "", "", "", "own", "common")),
         twins=dice.choice((0,) * 12 + (1, 3)),
         repeats=dice.random() < 0.1,
+        regenerates=dice.random() < 0.08,
         stores=dice.random() < 0.5,
         chains=dice.random() < 0.5,
         background=dice.random() < 0.2,
@@ -473,8 +500,10 @@ def _call(
         ("POST", f"/admin/models/{model}/load", None),
         ("GET", "/admin/cache", None),
         ("GET", "/admin/requests", None),
+        ("GET", "/admin/misses", None),
     )
-    method, path, body = dice.choice(of_session if about else [*of_session, *others])
+    forgets = of_session[-1:] * 2  # the most that can happen to a session
+    method, path, body = dice.choice([*of_session, *(forgets if about else others)])
     if path.startswith("/admin") and caller["key"] != "wrong" and dice.random() < 0.8:
         caller = {"tenant": "", "key": ""}
     return Call(at=at, method=method, path=path, body=body, **caller)

@@ -65,6 +65,7 @@ class Heard:
     stop: str | None = None  # the stop sequence that ended it, if the protocol reports it
     logprobs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # of each choice
     events: list[dict[str, Any]] = field(default_factory=list)  # of a response
+    has_mark: bool = False  # whether the stream's last event has come
     front: SimulatedFront | None = None  # that received the request
     ended_at: float = 0.0
 
@@ -131,7 +132,10 @@ class Agent:
             del self.messages[kept:]
             while self.messages and self.messages[-1]["role"] == "user":
                 self.messages.pop()
-        self.messages.append({"role": "user", "content": self._text(turn)})
+        if turn.regenerates and self.messages:
+            self.messages.pop()
+        else:
+            self.messages.append({"role": "user", "content": self._text(turn)})
         marker = f"{self.name}-{self.asked}".replace(".", "x").replace("+", "y").replace(" ", "-")
         request = self._request(turn, marker)
         twins = [
@@ -373,7 +377,9 @@ def _hear_stream(protocol: str, pieces: Iterator[bytes], heard: Heard, exchange:
         *events, unread = unread.split(b"\n\n")
         for event in events:
             for line in event.split(b"\n"):
-                if line.startswith(b"data: ") and line != b"data: [DONE]":
+                if line == b"data: [DONE]":
+                    heard.has_mark = True
+                elif line.startswith(b"data: "):
                     _hear_event(protocol, json.loads(line[6:]), heard)
     heard.status = exchange.status
     if heard.status != 200 and unread:
@@ -403,10 +409,12 @@ def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
             heard.add(0, event["delta"].get("text"))
         elif kind == "message_delta":
             _hear_stop(event["delta"], heard)
+        heard.has_mark = kind == "message_stop"
     elif kind == "response.output_text.delta":
         heard.add(0, event["delta"])
     elif kind in ("response.completed", "response.incomplete", "response.failed"):
         _hear_response(event["response"], heard, is_whole=False)
+        heard.has_mark = True
 
 
 def _hear_id(event: dict[str, Any], heard: Heard) -> None:

@@ -14,6 +14,7 @@ from holdfast.store.block import ReadFailed
 from holdfast.worker.drafting.draft_model import DraftModelFailed
 from tests.simulation.checks_answers import AnswerChecks
 from tests.simulation.checks_links import LinkChecks
+from tests.simulation.checks_refusals import RefusalChecks
 from tests.simulation.checks_store import StoreChecks
 from tests.simulation.checks_workers import WorkerChecks
 from tests.simulation.device import SimulatedFailure
@@ -45,6 +46,7 @@ class Checks:
         self._in_cache = ""  # the last event of `saw_in_cache`
         self.excuses = Excuses(self)
         self.answers = AnswerChecks(self)
+        self.refusals = RefusalChecks(self)
         self.links = LinkChecks(self)
         self.workers = WorkerChecks(self)
         self.store = StoreChecks(self)

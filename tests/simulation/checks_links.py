@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.commands import SequenceControl, SequenceRequest, WorkerControl
 from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated
 from holdfast.wire.sessions import SessionCommand
 from tests.simulation.actions import BLOCK, Call
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     from tests.simulation.checks import Checks
     from tests.simulation.worker import SimulatedWorker
 
+PAUSED_SECONDS = 10.0  # after which a step that was under way has ended
 DURABLE_SECONDS = 5.0  # after its end, a request's blocks are stored, even on a slow disk
 
 
 @dataclass
-class _Asked:
+class Asked:
     """A request, from its first command to its end, across restarts of its worker."""
 
     request: SequenceRequest
     weights: Weights
     prompt: str  # the text, as `comparable` returns it
+    sent_at: float  # first
     answer: list[int] | None = None  # the oracle's, computed when it is first needed
     sendings: int = 0
 
@@ -52,10 +54,12 @@ class _Asked:
 class _OnLink:
     """A request that was sent on one link. sent_at: when."""
 
-    asked: _Asked
+    asked: Asked
     tokens: int  # of the answer, sent with the request or received from the worker
     sent_at: float = 0.0
     is_accepted: bool = False
+    is_cancelled: bool = False
+    paused_at: float = math.inf  # when the front has paused it; infinite: it has not
 
 
 @dataclass(frozen=True)
@@ -120,13 +124,14 @@ class LinkChecks(Part):
 
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
-        self.asked: dict[str, _Asked] = {}
+        self.asked: dict[str, Asked] = {}
         self.lives: dict[WorkerLink, _Life] = defaultdict(_Life)
         # by cache (weights and tenant): the hashes of all prefixes that were computed for it
         self._computed: dict[tuple[Weights, str], set[int]] = defaultdict(set)
         # by weights, tenant, and form of keys and values
         self._reads: dict[tuple[Weights, str, str], list[_Read]] = defaultdict(list)
         self._read_tokens = 0  # of all requests
+        self.work_seconds = 0.0  # that the device needs for all requests, one after the other
         # by the tenant's name in workers: the callers whose tenant it may be
         self._tenants: dict[str, set[Caller]] = {}
         # by model, name and tenant of a session: when the first request that named it ended
@@ -143,10 +148,13 @@ class LinkChecks(Part):
         asked = self.asked.get(request_id)
         if asked is None or asked.request.prompt_token_ids != command.prompt_token_ids:
             text = tokenizer().decode(list(command.prompt_token_ids), skip_special_tokens=False)
-            asked = self.asked[request_id] = _Asked(command, weights, comparable(text))
+            asked = self.asked[request_id] = Asked(
+                command, weights, comparable(text), sent_at=self.world.now
+            )
             if not command.is_idle_work:
                 self._check_prompt(asked)
         asked.sendings += 1
+        self.work_seconds += self._work_seconds(command)
         given = list(command.generated_token_ids)
         if given != asked.right()[: len(given)] and asked.weights == weights:
             self._violation("the oracle's tokens", f"{request_id} goes on after wrong tokens")
@@ -154,7 +162,44 @@ class LinkChecks(Part):
             life.cancelled[request_id].append(life.open[request_id])
         life.open[request_id] = _OnLink(asked, len(given), self.world.now)
 
-    def _check_prompt(self, asked: _Asked) -> None:
+    def controlled(self, link: WorkerLink, command: SequenceControl | WorkerControl) -> None:
+        """The front pauses, resumes or cancels a request, or shuts a worker down, which no request may
+        use then.
+        """
+        life = self.lives[link]
+        if isinstance(command, SequenceControl):
+            if (on := life.open.get(command.request_id)) is not None:
+                on.is_cancelled |= command.action == "cancel"
+                on.paused_at = self.world.now if command.action == "pause" else math.inf
+        elif command.action == "shut_down" and self.simulation.front.is_running:
+            in_use = [
+                name
+                for name, on in life.open.items()
+                if not on.is_cancelled and not on.asked.request.is_idle_work
+            ]
+            if in_use:
+                self._violation(
+                    "no needless kill", f"a worker is shut down during {', '.join(in_use)}"
+                )
+
+    def _check_paused(self, on: _OnLink, event: TokensGenerated) -> None:
+        """A request whose client does not read gets no tokens, so that they do not pile up."""
+        seconds = self.world.now - on.paused_at
+        if seconds > PAUSED_SECONDS and not self.checks.excuses.any_since(on.paused_at - 60.0):
+            self._violation(
+                "bytes", f"{event.request_id} gets tokens {seconds:.0f} s after it was paused"
+            )
+
+    def _work_seconds(self, request: SequenceRequest) -> float:
+        """The longest time that the device needs for a request that runs alone."""
+        costs = self.simulation.machine.costs
+        prompt_tokens = len(request.prompt_token_ids)
+        chunks = 1 + prompt_tokens // min(64, self.simulation.options["step_tokens"])
+        steps = chunks + request.max_tokens
+        of_steps = steps * (costs.step_seconds + costs.row_seconds)
+        return 1.25 * (of_steps + (prompt_tokens + request.max_tokens) * costs.token_seconds)
+
+    def _check_prompt(self, asked: Asked) -> None:
         """The prompt is one that an agent has sent, and the tenant is the agent's."""
         command, text = asked.request, asked.prompt
         turns = self.checks.answers.turns.get(text)
@@ -206,6 +251,7 @@ class LinkChecks(Part):
                     self._check_read_once(life, on, event.memory.cached_tokens)
                     self.started(event)
                 case TokensGenerated():
+                    self._check_paused(on, event)
                     self._check_tokens(life, on, event)
                 case Finished():
                     self._check_end(life, on, event)
@@ -317,7 +363,7 @@ class LinkChecks(Part):
                 )
         self._remember(life, on)
 
-    def _cache_of(self, life: _Life, asked: _Asked) -> tuple[Weights, str]:
+    def _cache_of(self, life: _Life, asked: Asked) -> tuple[Weights, str]:
         return life.weights(asked.request), asked.request.tenant
 
     def _remember(self, life: _Life, on: _OnLink) -> None:

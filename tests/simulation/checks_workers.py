@@ -13,7 +13,7 @@ from holdfast.worker.loop.loop import IDLE_SECONDS, WorkerLoop
 from tests.simulation.actions import BLOCK, Call
 from tests.simulation.checks_links import DURABLE_SECONDS
 from tests.simulation.checks_part import Part
-from tests.simulation.excuses import HARMLESS_TO_STORE, KILL_SECONDS, LONGEST_SILENCE
+from tests.simulation.excuses import HARMLESS_TO_STORE, LONGEST_SILENCE
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ class WorkerChecks(Part):
         cache._in_flight.check_invariants()
 
     def _check_memory(self, loop: WorkerLoop) -> None:
-        """Keys and values stay within the budget."""
-        statistics = loop._scheduler.statistics()
-        if (
-            statistics.reserved_bytes > max(statistics.budget_bytes, 0)
-            and not loop._scheduler.excess_bytes
-        ):
+        """Keys and values stay within the budget: parked states are freed first."""
+        used = loop._scheduler._reservations
+        nbytes = used.running_bytes + used.ending_bytes + used.live_state_bytes
+        if used.parked_bytes and nbytes > used.budget_bytes:
             self._violation(
-                "bytes", f"{statistics.reserved_bytes} of {statistics.budget_bytes} bytes in use"
+                "bytes",
+                f"{nbytes} of {used.budget_bytes} bytes are in use, but {used.parked_bytes} of parked "
+                "states are not freed",
             )
 
     def used(self, ram: RamTier, keys: Iterable[BlockKey]) -> None:
@@ -211,9 +211,7 @@ class WorkerChecks(Part):
         worker = self.simulation.machine.workers.get(process.pid)
         is_loading = worker is None or worker.loop is None
         model = worker.name if worker is not None else ""
-        if not is_loading and not self.checks.excuses.has_excuse(
-            model, self.world.now, KILL_SECONDS
-        ):
+        if not is_loading and not self.checks.excuses.may_be_killed(model):
             self._violation(
                 "no needless kill", f"{process.name} is killed, but nothing has gone wrong"
             )

@@ -46,6 +46,7 @@ END_TOKEN = 2  # <|im_end|>
 ONE_IN = 60  # one in 60 tokens ends the answer
 ONE_WIDE_IN = 6  # one in 6 groups of four tokens begins with a multi-byte character
 PEAK = 1e4  # the logit of the one possible token
+_HEAD_TOKENS = 40  # of a conversation, which decide whether it may be deadly
 SEEN_TOKENS = 100  # the length of a window or a chunk
 _MODULUS = 251  # of the numbers in a recurrent state
 _FACTOR = 3  # by which a recurrent state is multiplied with every token
@@ -399,6 +400,22 @@ class Fault(enum.Enum):
     SLOW = "is slow"
     HANG = "hangs"
     DIES = "kills its process"
+    DEADLY = "computes a conversation that kills its process"
+
+
+@dataclass(kw_only=True)
+class Deadly:
+    """Conversations that kill the worker that computes their tokens: of three kinds, which their first
+    tokens decide, one. left: so many times.
+    """
+
+    kind: int = 0
+    left: int = 0
+
+    def is_hit(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt belongs to these conversations."""
+        head = " ".join(map(str, prompt[:_HEAD_TOKENS]))
+        return hashlib.blake2b(head.encode(), digest_size=1).digest()[0] % 3 == self.kind
 
 
 @dataclass(kw_only=True)
@@ -420,6 +437,7 @@ class SimulatedEngine(Engine):
     world: World
     costs: Costs
     faults: list[Fault | None]  # of the next steps
+    deadly: Deadly
     is_broken = False
     is_ahead = False
 
@@ -431,6 +449,9 @@ class SimulatedEngine(Engine):
         fault = self.faults.pop(0) if self.faults else None
         if self.is_broken or self.world.fails("step"):
             fault = Fault.ERROR
+        if fault is None and self.deadly.left and self._is_deadly(plan):
+            self.deadly.left -= 1
+            fault = Fault.DEADLY
         seconds = self.costs.of(plan) * self.world.random.uniform(0.8, 1.25)
         if fault is not None:
             self.world.tell(f"a step of {self.world.here.name} {fault.value}")
@@ -447,6 +468,10 @@ class SimulatedEngine(Engine):
         self._later[id(pending)] = (seconds, fault)
         return pending
 
+    def _is_deadly(self, plan: StepPlan) -> bool:
+        requests = [self._sequences[span.request_id].request for span in plan.spans]
+        return any(self.deadly.is_hit(each.prompt_token_ids) for each in requests)
+
     _later: dict[int, tuple[float, Fault | None]]
 
     def collect(self, pending: PendingStep) -> tuple[SpanResult, ...]:
@@ -455,7 +480,7 @@ class SimulatedEngine(Engine):
         if fault is Fault.ERROR:
             super().collect(pending)
             raise SimulatedFailure("the simulated device failed in this step")
-        if fault is Fault.DIES:
+        if fault in (Fault.DIES, Fault.DEADLY):
             self.world.here.kill()
             self.world.block()
         return super().collect(pending)
@@ -466,10 +491,16 @@ class SimulatedEngine(Engine):
 
 
 def make_engine(
-    world: World, *, weights: Weights, vocab_size: int, costs: Costs, runs_ahead: bool
+    world: World,
+    *,
+    weights: Weights,
+    vocab_size: int,
+    costs: Costs,
+    runs_ahead: bool,
+    deadly: Deadly,
 ) -> SimulatedEngine:
     """An engine on the toy model. runs_ahead: a step is dispatched before the last is collected."""
     engine = SimulatedEngine(ToyRunner(weights, vocab_size=vocab_size), vocab_size=vocab_size)
     engine.world, engine.costs, engine.faults, engine._later = world, costs, [], {}
-    engine.is_ahead = runs_ahead
+    engine.is_ahead, engine.deadly = runs_ahead, deadly
     return engine

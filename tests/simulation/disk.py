@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import itertools
+import math
 import os
 import random
 import stat
@@ -77,7 +78,7 @@ class Descriptor:
 class SimulatedDisk:
     """The files beneath one folder, in one world.
 
-    full: writes fail with ENOSPC. counts: calls of tasks, by operation. misuses: uses of closed
+    full_until: writes fail with ENOSPC until then. counts: calls of tasks, by operation. misuses: uses of closed
     descriptors.
     """
 
@@ -87,7 +88,7 @@ class SimulatedDisk:
         self.folder = os.path.realpath(folder)
         self.prefix = self.folder + "/"
         self.random = random.Random(f"disk {world.seed}")
-        self.full = False
+        self.full_until = -math.inf
         self.counts: Counter[str] = Counter()
         self.misuses: list[str] = []
         self.durability = Durability(world, self.folder, self.random)
@@ -159,7 +160,7 @@ class SimulatedDisk:
         """Drop all planned failures and callbacks; the disk is no longer full."""
         self._plans.clear()
         self._then.clear()
-        self.full = False
+        self.full_until = min(self.full_until, self.world.now)
 
     def damage(self, path: str) -> None:
         """Corrupt a file in one of the ways that disks and people do."""
@@ -313,6 +314,11 @@ class SimulatedDisk:
 
     def path_of(self, number: int) -> str:
         return self.descriptor(number, "a call in the folder").path
+
+    @property
+    def full(self) -> bool:
+        """Whether writes fail with ENOSPC."""
+        return self.world.now < self.full_until
 
     # -- calls with a path
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.front.fleet.slot import LONGEST_BACKOFF_SECONDS
+from tests.simulation.actions import Trouble
 from tests.simulation.checks_part import Part
 from tests.simulation.world import Process
 
@@ -26,6 +28,7 @@ RECOVERY_SECONDS = {
     "a step is slow": 30.0,
     "a step hangs": 90.0,  # until its worker is killed and replaced
     "a step kills its process": 90.0,  # with the backoff after several deaths
+    "a step computes a conversation that kills its process": 90.0,
     "worker dies": 90.0,
     "workers keep dying": 90.0,
     "no process starts": 90.0,
@@ -40,6 +43,9 @@ RECOVERY_SECONDS = {
     "machine sleeps": 30.0,
     "model is unloaded": 20.0,
 }
+# after which the server kills a serving worker that is silent, or whose step lasts so long: the
+# default of `residency.hang_seconds`, less a heartbeat
+SHORTEST_SILENCE = 6.0
 # For this many seconds after a fault, the server may kill a serving worker.
 KILL_SECONDS = {
     "a step is slow": 30.0,
@@ -51,18 +57,12 @@ KILL_SECONDS = {
     "power cut": 90.0,
     "weights change": 90.0,
 }
-# For this many seconds after a fault, a request that may have killed workers may be refused.
-REFUSED_SECONDS = dict.fromkeys(
-    (
-        "a step hangs", "a step is slow", "a step kills its process", "worker dies",
-        "worker dies after writes", "workers keep dying", "worker is suspended", "machine sleeps",
-    ),
-    3600.0,
-)  # fmt: skip
+_SILENCES = {"a step is slow", "a step hangs", "worker is suspended"}
 # faults that do not affect stored data
 HARMLESS_TO_STORE = {
     "worker dies", "worker dies after writes", "workers keep dying", "no process starts",
     "worker is suspended", "worker hangs", "a step hangs", "step kills", "a step kills its process",
+    "a conversation kills", "a step computes a conversation that kills its process",
     "step is slow", "a step is slow", "load fails", "a load raises an error",
     "a load kills its process", "a load hangs",
     "server dies", "server restarts", "power cut", "power cut after syncs", "machine sleeps",
@@ -98,6 +98,10 @@ class Excuses(Part):
         """The machine has slept."""
         self.sleeps.append((self.world.now - seconds, seconds))
 
+    def any_since(self, at: float) -> bool:
+        """Whether anything has gone wrong since then."""
+        return any(each.at >= at for each in self.all)
+
     def slept_since(self, at: float) -> float:
         """The seconds slept since then, which no time limit of the server counts."""
         return sum(seconds for began, seconds in self.sleeps if began >= at)
@@ -107,14 +111,21 @@ class Excuses(Part):
         worker = self.simulation.machine.workers.get(process.pid)
         self.add(what, model=worker.name if worker is not None else "")
 
-    def has_excuse(
-        self, model: str, began: float, seconds: Mapping[str, float] = RECOVERY_SECONDS
-    ) -> bool:
-        """Whether a fault may make a model's requests fail that began at this time and still run.
-        seconds: by kind, for how long after a fault.
-        """
+    def has_excuse(self, model: str, began: float) -> bool:
+        """Whether a fault may make a model's requests fail that began at this time and still run."""
         return any(
-            began <= each.at + seconds.get(each.kind, -math.inf) + self.slept_since(each.at)
+            began
+            <= each.at + RECOVERY_SECONDS.get(each.kind, -math.inf) + self.slept_since(each.at)
+            and each.model in ("", model)
+            for each in self.all
+        )
+
+    def may_be_killed(self, model: str) -> bool:
+        """Whether something has gone wrong for which the server may kill a worker that serves."""
+        now = self.world.now
+        return any(
+            each.at + (SHORTEST_SILENCE if each.kind in _SILENCES else 0.0) <= now
+            and now <= each.at + KILL_SECONDS.get(each.kind, -math.inf) + self.slept_since(each.at)
             and each.model in ("", model)
             for each in self.all
         )
@@ -129,6 +140,21 @@ class Excuses(Part):
     def disk_has_failed(self) -> bool:
         """Whether the disk has failed or has lost unsynced data."""
         return any(kind in OF_DISK for kind, _, _ in self.all)
+
+    def disk_was_full(self, began: float) -> bool:
+        """Whether a request that began then may fail because the disk has no space, or had none
+        when the server tried last.
+        """
+        is_planned = any(
+            isinstance(each, Trouble) and each.error == errno.ENOSPC and each.kind == "disk error"
+            for each in self.simulation.scenario.actions
+        )
+        return is_planned or began <= self.simulation.disk.full_until + LONGEST_BACKOFF_SECONDS
+
+    def failed_steps(self, model: str, *, since: float) -> bool:
+        """Whether steps of a model have failed that make a request fail: two, or one with a NaN."""
+        kinds = [each.kind for each in self.all if each.at >= since and each.model == model]
+        return "a step computes NaN" in kinds or kinds.count("a step raises an error") >= 2
 
     def server_died_near(self, at: float) -> bool:
         """Whether the server died at about this time."""

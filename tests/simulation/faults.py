@@ -38,6 +38,8 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
                 if worker.draft_engine is not None and trouble.number % 3 == 0:
                     engine = worker.draft_engine
                 engine.faults += [None] * (trouble.number - 1) + [_OF_STEPS[kind]]
+        case "a conversation kills":
+            machine.deadly.left = trouble.number
         case "worker dies":
             if worker is not None:
                 worker.process.kill()
@@ -87,7 +89,9 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             world.now += trouble.seconds
             simulation.checks.excuses.slept(trouble.seconds)
         case "no process starts":
-            machine.failing_starts = trouble.number
+            machine.failing_starts = 1 + trouble.number % 4
+            if worker is not None and trouble.number % 4:
+                _kill(simulation, worker)
         case "memory is short" | "memory is enough":
             simulation.press(is_short=trouble.kind == "memory is short")
         case "disk error" | "disk is full" | "file is damaged" | "file vanishes":
@@ -123,6 +127,7 @@ def _resume(simulation: Simulation, process: Process, trouble: Trouble) -> None:
 def end_all(simulation: Simulation) -> None:
     """Cancel all faults that have not happened yet."""
     simulation.machine.loads.clear()
+    simulation.machine.deadly.left = 0
     simulation.machine.failing_starts = simulation.machine.short_lives = 0
     for worker in simulation.machine.workers.values():
         if worker.engine is not None:

@@ -23,7 +23,7 @@ from holdfast.front.fleet import residency as residency_module
 from holdfast.front.fleet.catalog import Catalog, CatalogEntry
 from holdfast.front.fleet.memory_watch import MemoryMeter
 from holdfast.front.fleet.residency import Residency
-from holdfast.front.fleet.slot import ModelFiles
+from holdfast.front.fleet.slot import ModelFiles, State
 from holdfast.front.images.folder import images_folder
 from holdfast.front.link import worker_link
 from holdfast.front.prompt import template_process, template_worker
@@ -99,6 +99,7 @@ class SimulatedFront:
         self.app: Starlette | None = None
         self.residency: Residency | None = None
         self.is_ready = False
+        self.failed_first_starts = 0  # of loads: their first process could not be started
         self.began_at = found.now
         self._catalog = Catalog(
             entries=tuple(models), at_start=tuple(each.name for each in models if each.is_pinned)
@@ -200,6 +201,10 @@ class SimulatedFront:
         self._numbers += 1
         if self.machine.failing_starts:
             self.machine.failing_starts -= 1
+            self.machine.starts.append(("", False))
+            if self.residency is not None:
+                slots = self.residency._slots.values()
+                self.failed_first_starts += any(each.state is State.LOADING for each in slots)
             self.world.on_fault(self.process, "no process starts")
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if self.world.fails("spawn"):
@@ -215,10 +220,14 @@ class SimulatedFront:
                 self.world.after(12.0, child.kill)
 
 
-def entry(name: str, *, is_pinned: bool = True, **more: Any) -> CatalogEntry:
+def entry(
+    name: str, *, is_pinned: bool = True, idle_seconds: float | None = None, **more: Any
+) -> CatalogEntry:
     """A model of the simulated server."""
     model = ModelSettings(path=name, name=name, **more)
-    return CatalogEntry(name=name, origin="", model=model, is_pinned=is_pinned)
+    return CatalogEntry(
+        name=name, origin="", model=model, is_pinned=is_pinned, idle_seconds=idle_seconds
+    )
 
 
 _fronts: dict[Process, SimulatedFront] = {}
@@ -255,6 +264,7 @@ def install() -> None:
     os.kill = send_signal
     worker_process.progress_of = lambda pid: _progress(pid)
     template_process.PROCESSES.run = _run_template  # type: ignore[method-assign]
+    residency_module.WATCH_SECONDS = 5.0  # its thread is half of all events while nobody is there
     worker_link._takes_sockets = lambda folder: True
     residency_module.memory_report = lambda **_: _machine_of_world().memory
 

@@ -157,10 +157,10 @@ FAULTS: Sequence[Fault] = (
          "self._settings.max_queued"),
     ),
     _fault(
-        "tokens of a step before the restart are counted",
+        "tokens of a refused draft count as planned",
         ("worker/scheduler/scheduler.py",
-         "if sequence is None or sequence.submitted_after_step >= step.number:",
-         "if sequence is None:"),
+         "generated_tokens=outcome.generated_tokens.get(span.request_id, 0),",
+         "generated_tokens=span.tokens,"),
     ),
     _fault(
         "results of a discarded state are used",
@@ -238,6 +238,11 @@ FAULTS: Sequence[Fault] = (
         ("worker/prefix/live_tier.py",
          "(not chain.is_stale, bool(chain.claims), chain.used)",
          "(not chain.is_stale, bool(chain.claims), -chain.used)"),
+    ),
+    _fault(
+        "a moved state keeps the tokens after the common prefix",
+        ("worker/kv/live.py", "                leaf.rewind(state.tokens - tokens)\n    following",
+         "                pass\n    following"),
     ),
     _fault(
         "a parked state is moved although others claim it",
@@ -418,7 +423,11 @@ def run(fault: Fault, *, seconds: float, processes: int) -> Outcome:
 
 def _search(copy: Path, *, seconds: float, processes: int) -> Outcome:
     environment = {**os.environ, "PYTHONPATH": f"{copy / 'src'}"}
-    where = [sys.executable, "-c", "import holdfast; print(holdfast.__file__)"]
+    where = [
+        sys.executable,
+        "-c",
+        "import holdfast, tests.simulation.worlds as _; print(holdfast.__file__)",
+    ]
     imported = subprocess.check_output(where, cwd=copy, env=environment, text=True).strip()
     if not Path(imported).is_relative_to(copy):
         raise SystemExit(f"the copy is not imported, but {imported}")

@@ -31,7 +31,7 @@ from tests.simulation import faults
 from tests.simulation.actions import DISK_OPERATIONS, Action, Branch, Call, Scenario, Trouble, Turn
 from tests.simulation.agents import Agent
 from tests.simulation.checks import Checks, Violation
-from tests.simulation.device import Costs
+from tests.simulation.device import Costs, Deadly
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.front import SimulatedFront, begin_front, entry
 from tests.simulation.network import Broken, ask
@@ -76,6 +76,7 @@ class Simulation:
             has_draft_model=self.options["has_draft_model"],
             adapters=tuple(self.options["adapters"]),
             runs_ahead=self.options["runs_ahead"],
+            deadly=Deadly(kind=scenario.order % 3),
         )
         if failing := self.options.get("failing"):  # of a sweep
             self._plan(*failing)
@@ -132,6 +133,7 @@ class Simulation:
                 name,
                 is_pinned=name == "m"
                 and self.options["max_loaded"] is self.options["idle_seconds"] is None,
+                idle_seconds=self.options["idle_seconds"],
                 adapters=tuple(f"{each}=/adapters/{each}" for each in self.options["adapters"]),
                 kv_bits=self.options["kv_bits"],
                 memory_bytes=self.options["kv_tokens"] * TOKEN_BYTES,
@@ -276,8 +278,7 @@ class Simulation:
                 if lasts:
                     self.world.after(trouble.seconds, lambda: setattr(plan, "left", 0))
             case "disk is full":
-                disk.full = True
-                self.world.after(trouble.seconds, lambda: setattr(disk, "full", False))
+                disk.full_until = max(disk.full_until, self.world.now + trouble.seconds)
             case kind:
                 files = [*disk.files(".block"), *disk.files(".session")]
                 files = [path for path in files if "quarantine" not in path]

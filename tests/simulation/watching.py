@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.errors import HoldfastError
+from holdfast.front.fleet.slot import ModelSlot
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.store import io_thread, maintenance
 from holdfast.store.block import Block, BlockKey, Entry
@@ -16,7 +18,7 @@ from holdfast.store.folder import Records, StoreFolder
 from holdfast.store.io_thread import IoThread
 from holdfast.store.maintenance import StoreMaintenance
 from holdfast.store.write_ahead import Mailbox, WriteAhead
-from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.commands import SequenceControl, SequenceRequest, WorkerControl
 from holdfast.wire.sessions import SessionCommand
 from holdfast.worker.engine.plan import Draft
 from holdfast.worker.loop import device_steps
@@ -37,6 +39,8 @@ def install() -> None:
     def watched_send(link: WorkerLink, command: Any) -> bool:
         if isinstance(command, SequenceRequest) and link.is_open:
             running[-1].links.sent(link, command)
+        if isinstance(command, SequenceControl | WorkerControl) and link.is_open:
+            running[-1].links.controlled(link, command)
         if isinstance(command, SequenceRequest | SessionCommand) and command.session_id:
             running[-1].links.commanded(link, command)
         return send(link, command)
@@ -193,9 +197,29 @@ def install() -> None:
                 running[-1].swallowed(error)
                 raise
 
+    mark_failed = ModelSlot._mark_failed
+
+    def watched_mark_failed(slot: ModelSlot, error: HoldfastError) -> None:
+        running[-1].refusals.gave_up(slot.state, error)
+        mark_failed(slot, error)
+
+    ModelSlot._mark_failed = watched_mark_failed  # type: ignore[method-assign]
+    device_call = device_steps.device_call
+
+    @contextlib.contextmanager
+    def watched_device_call() -> Iterator[None]:
+        with device_call():
+            try:
+                yield
+            except Exception as error:
+                running[-1].swallowed(error)
+                raise
+
     for module in list(sys.modules.values()):
         if getattr(module, "log_failure", None) is log_failure:
             module.log_failure = watched_log_failure
+        if getattr(module, "device_call", None) is device_call:
+            module.device_call = watched_device_call
     WorkerLink.send = watched_send  # type: ignore[method-assign]
     WorkerLink._deliver = watched_deliver  # type: ignore[method-assign]
     WorkerLoop._receive = watched_receive  # type: ignore[method-assign]

@@ -43,6 +43,7 @@ from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.sessions.service import SessionService
 from tests.simulation.device import (
     Costs,
+    Deadly,
     Fault,
     SecondLayer,
     SimulatedEngine,
@@ -76,6 +77,8 @@ class Machine:
     weight_bytes: int = 1 << 20
     loads: list[Fault] = field(default_factory=list)
     failing_starts: int = 0  # how many of the next processes cannot be started
+    deadly: Deadly = field(default_factory=Deadly)
+    starts: list[tuple[str, bool]] = field(default_factory=list)  # see `most_failed_starts`
     short_lives: int = 0  # how many of the next workers die soon after they are loaded
     workers: dict[int, SimulatedWorker] = field(default_factory=dict)  # by pid, if alive
     ended_at: list[float] = field(default_factory=list)  # when workers ended
@@ -86,6 +89,17 @@ class Machine:
     adapters: tuple[str, ...] = ()  # of all models
     # of the weights of each model, and of each adapter (MODEL:ADAPTER)
     versions: Counter[str] = field(default_factory=Counter)
+
+    def most_failed_starts(self, model: str) -> int:
+        """How many starts of a model's worker have failed in a row, at most. `starts` has the model
+        of each start, and whether it was ready before its end; "": no process could be started.
+        """
+        most = in_a_row = 0
+        for name, was_ready in self.starts:
+            if name in ("", model):
+                in_a_row = 0 if was_ready else in_a_row + 1
+                most = max(most, in_a_row)
+        return most
 
     def weights_of(self, model: str) -> Weights:
         """The weights that a worker loads now."""
@@ -144,6 +158,7 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
     def forget() -> None:
         machine.workers.pop(process.pid, None)
         machine.ended_at.append(world.now)
+        machine.starts.append((worker.name, worker.loop is not None))
 
     process.ends.append(forget)
     pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
@@ -212,6 +227,7 @@ def _build(
         vocab_size=VOCAB_SIZE,
         costs=machine.costs,
         runs_ahead=machine.runs_ahead,
+        deadly=machine.deadly,
     )
     native = by_bits["native"]
     assert native.form is not None
@@ -228,6 +244,7 @@ def _build(
             vocab_size=VOCAB_SIZE,
             costs=Costs(step_seconds=machine.costs.step_seconds / 8, token_seconds=0.00002),
             runs_ahead=machine.runs_ahead,
+            deadly=Deadly(),
         )
         draft_model = DraftModel(
             worker.draft_engine,

@@ -55,3 +55,18 @@ def test_cached_tokens_are_those_a_lookup_can_resume(name: str, kv_bits: KVBits)
             lookup.release()
             seen.add(counted == cut)
     assert seen == {True, False} or name == "llama", "some tokens are stored, but not resumable"
+
+
+def test_a_claim_on_a_state_that_will_be_moved_ends_at_a_quantized_block(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = prompt_of("first", 101)
+    begin = greedy("first", first, max_tokens=5)
+    answer = tuple(windowed().serve([[begin]]).tokens("first"))
+    later = greedy("later", (*first, *answer, *prompt_of("later", 398)))  # takes the state over
+    fork = greedy("fork", (*first, *prompt_of("fork", 20)))  # waits until the tokens are quantized
+    made = worker("gemma3_text", kv_bits="8", step_tokens=512, max_running=1)
+    inbox = made.serve([[begin], [later, fork]], in_turn=True)
+    assert inbox.finished("later").memory.moved_tokens > 101
+    assert inbox.tokens("fork") == windowed().serve([[fork]]).tokens("fork")
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]

@@ -190,7 +190,8 @@ class LiveTier:
         moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
         tokens = min([tokens, *moved])  # a state that will be moved will lose all later tokens
         state = chain.state
-        usable_prefix = state.resumable_prefix if chain.is_parked else state.lasting_prefix
+        stays = chain.is_parked and not moved  # until this sequence starts
+        usable_prefix = state.resumable_prefix if stays else state.lasting_prefix
         tokens = usable_prefix(tokens)
         needs_end_state = not self._model_form.resumes_anywhere
         if needs_end_state:
