@@ -53,7 +53,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             if worker is not None:
                 worker.process.kill()
         case "worker is suspended":
-            if worker is not None:
+            if worker is not None and not worker.process.is_suspended:
                 process = worker.process
                 process.suspend()
                 world.after(trouble.seconds, lambda: _resume(simulation, process, trouble))
