@@ -256,7 +256,7 @@ def scenario_of(seed: int) -> Scenario:
     branch_share = dice.choice((0.04, 0.04, 0.2))
     call_share = dice.choice((0.04, 0.04, 0.15))
     kinds = _some_troubles(dice)
-    operations = dice.choice((DISK_OPERATIONS, (dice.choice(FREQUENT),), (dice.choice(FREQUENT),)))
+    operations = dice.choice((DISK_OPERATIONS, (dice.choice(FREQUENT),), ("any",)))
     left_out = _left_out(dice)
     agents = [f"a{number}" for number in range(min(dice.choice((1, 2, 3, 6, 12)), actions // 4))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
