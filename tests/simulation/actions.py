@@ -199,6 +199,7 @@ TROUBLES: Mapping[str, int] = {
 DISK_OPERATIONS = (
     "open", "read", "write", "sync", "rename", "unlink", "stat", "list", "mkdir", "touch", "sqlite",
 )  # fmt: skip
+FREQUENT = ("open", "read", "write", "sync", "rename", "unlink", "sqlite")  # those of most calls
 # texts that occur in answers, some within others
 STOPS = (("qu",), ("e ", "ing", "in"), (" th", "é"), ("zzzz",), ("日", "🎉"))
 KEYS = ("", "alice", "bob")  # the names of API keys; "": the administrator's
@@ -258,7 +259,7 @@ def scenario_of(seed: int) -> Scenario:
     branch_share = dice.choice((0.04, 0.04, 0.2))
     call_share = dice.choice((0.04, 0.04, 0.15))
     kinds = _some_troubles(dice)
-    operations = dice.choice((DISK_OPERATIONS, (dice.choice(DISK_OPERATIONS),)))
+    operations = dice.choice((DISK_OPERATIONS, (dice.choice(FREQUENT),), ("any",)))
     left_out = _left_out(dice)
     agents = [f"a{number}" for number in range(min(dice.choice((1, 2, 3, 6, 12)), actions // 4))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
@@ -482,7 +483,7 @@ def _call(
     whose = f"?model={model_id}"
     if caller["tenant"]:
         whose += f"&cache_salt={caller['tenant']}"
-    pins = {"pinned": dice.random() < 0.5}
+    pins = {"pinned": dice.random() < 0.7}
     fork = {"id": f"f{dice.randrange(FORKS)}", **pins}
     of_session: Sequence[tuple[str, str, Mapping[str, Any] | None]] = (
         ("GET", f"/v1/sessions/{session}{whose}", None),

@@ -49,8 +49,8 @@ _VOLUME_PAGES = 1 << 28
 
 @dataclass(slots=True)
 class Plan:
-    """Planned failures: of the calls of an operation whose path contains `only`, `left` calls fail,
-    from number `first` on.
+    """Planned failures: of the calls of an operation ("any": of all) whose path contains `only`, `left`
+    calls fail, from number `first` on.
     """
 
     operation: str
@@ -136,7 +136,7 @@ class SimulatedDisk:
         self, operation: str, error: int, *, nth: int = 1, count: int = 10**9, only: str = ""
     ) -> Plan:
         """Let `count` calls of tasks fail, from the n-th next one on."""
-        assert operation in OPERATIONS, operation
+        assert operation in (*OPERATIONS, "any"), operation
         assert error > 0 or (error == SHORT and operation in ("read", "write"))
         plan = Plan(operation, error, nth, count, only)
         self._plans.append(plan)
@@ -251,7 +251,8 @@ class SimulatedDisk:
 
     def _fault(self, operation: str, path: str) -> int:
         for plan in self._plans:
-            if plan.operation != operation or plan.only not in path or not plan.left:
+            is_hit = plan.operation in (operation, "any") and plan.only in path
+            if not is_hit or not plan.left:
                 continue
             plan.seen += 1
             if plan.seen >= plan.first:

@@ -55,7 +55,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             if worker is not None:
                 worker.process.kill()
         case "worker is suspended":
-            if worker is not None:
+            if worker is not None and not worker.process.is_suspended:
                 process = worker.process
                 process.suspend()
                 world.after(trouble.seconds, lambda: _resume(simulation, process, trouble))
@@ -80,7 +80,7 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
             else:
                 machine.versions[trouble.model] += 1
         case "clock jumps":
-            days = 3600.0 * 24 if trouble.number % 3 == 0 else 1.0
+            days = 3600.0 * 24 if trouble.number <= 3 else 1.0
             jump = trouble.seconds * days * (1 if trouble.number % 2 else -1)
             world.wall_shift += jump
             if jump > 0:
