@@ -74,8 +74,19 @@ class StoreChecks(Part):
         self._given_up.update(names)
         self._durable.difference_update(names)
 
-    def unwanted(self, keys: Iterable[BlockKey]) -> None:
-        """The store has deleted these blocks, or will as soon as it can."""
+    def unwanted(self, keys: Collection[BlockKey], *, to_retry: Collection[BlockKey]) -> None:
+        """The store has deleted these blocks, or will as soon as it can. to_retry: those that it will
+        try to delete again.
+        """
+        blocks = self.simulation.folder / "store" / "blocks"
+        with self.simulation.disk.bypassed():
+            left = [
+                key.hex()
+                for key in keys
+                if key not in to_retry and any(blocks.glob(f"*/{key.hex()}.block"))
+            ]
+        if left:
+            self._violation("nothing outlives its owner", f"{left[0]} is never deleted")
         names = [key.hex() for key in keys]
         self._unwanted.update(dict.fromkeys(names, self.world.now))
         self._durable.difference_update(names)  # including those that were stored just before

@@ -97,7 +97,7 @@ def install() -> None:
     def watched_remove(io: IoThread, keys: tuple[BlockKey, ...]) -> None:
         running[-1].store.gave_up(keys)
         removed(io, keys)
-        running[-1].store.unwanted(keys)
+        running[-1].store.unwanted(keys, to_retry=io._to_remove)
 
     def watched_delete(
         maintenance: StoreMaintenance, keys: Iterable[BlockKey], *, model: str
