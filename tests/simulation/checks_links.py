@@ -83,8 +83,9 @@ class _Read:
         different = np.flatnonzero(self.tokens[:most] != prompt[:most])
         common = int(different[0]) if len(different) else most
         if second == "none":
+            computed = min(common, end - 1)  # the last token of an answer is not read
             # a quantized block cannot be reused by a prompt that differs within it
-            return common - common % BLOCK if is_quantized else min(common, end - 1)
+            return computed - computed % BLOCK if is_quantized else computed
         # checkpoints: at the end of the answer, and before the last token of the prompt
         if common == end:
             return end - 1
