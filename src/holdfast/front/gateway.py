@@ -84,8 +84,8 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 
 
 @dataclass(slots=True, eq=False)
-class _RunningAnswer:
-    """A running answer of a session.
+class _SessionAnswer:
+    """Whether a running answer still belongs to its session. It has nothing of the answer's content.
 
     submitted: set when it was passed to the model's client, or has ended before. is_closed: whether
     the session was closed after the answer began. is_forgotten: whether it was also forgotten, so
@@ -97,7 +97,7 @@ class _RunningAnswer:
     is_forgotten: bool = False
 
 
-def _unless_forgotten(answer: _RunningAnswer, observe: Observe) -> Observe:
+def _unless_forgotten(answer: _SessionAnswer, observe: Observe) -> Observe:
     """Like `observe`, but ignores the end of a forgotten answer, so that it is neither remembered
     nor prefilled.
     """
@@ -134,7 +134,7 @@ class Gateway:
         self._tools = tools
         self._warm_ahead = WarmAhead()
         # the running answers of each session, by model, tenant and id
-        self._answers: defaultdict[tuple[str, str, str], set[_RunningAnswer]] = defaultdict(set)
+        self._answers: defaultdict[tuple[str, str, str], set[_SessionAnswer]] = defaultdict(set)
         # thread pools by model, so that a slow template delays no other model
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
@@ -269,9 +269,9 @@ class Gateway:
                 told = await client.call(command)
         return sessions_of(told)
 
-    def _begun(self, request: GenerationRequest, resources: AsyncExitStack) -> _RunningAnswer:
+    def _begun(self, request: GenerationRequest, resources: AsyncExitStack) -> _SessionAnswer:
         """Record a running answer until `resources` is closed."""
-        answer = _RunningAnswer()
+        answer = _SessionAnswer()
         if request.session_id:
             key = (request.model, request.tenant, request.session_id)
             self._answers[key].add(answer)

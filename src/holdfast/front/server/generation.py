@@ -59,7 +59,7 @@ from holdfast.wire.events import FinishReason
 # so the fields that name one are refused.
 SESSION_FIELDS: Mapping[str, tuple[Any, ...]] = {"session_id": (), "prompt_cache_key": ()}
 PrefillRequest = TypeVar("PrefillRequest", EmbeddingRequest, RankRequest)
-Read = TypeVar("Read", bound=TextRead)
+PrefillResult = TypeVar("PrefillResult", bound=TextRead)
 Plan_co = TypeVar("Plan_co", covariant=True)
 
 
@@ -79,27 +79,28 @@ class RequestBody(Protocol[Plan_co]):
 async def generation_response(
     request: Request,
     services: Services,
-    read: Callable[[bytes], RequestBody[GenerationPlan]],
+    parse_body: Callable[[bytes], RequestBody[GenerationPlan]],
     *,
     body: bytes | None = None,
     outlives_client: bool = True,
 ) -> Response:
     """Create the answer to a request for generated text.
 
-    read: parses the body, or raises RequestRefused.
+    parse_body: may raise RequestRefused.
     body: the request's body, if it has been received already.
-    outlives_client: whether a retry of the request may get the answer.
+    outlives_client: whether generation continues for a while after the client has disconnected, so
+        that a retry of the request can get the answer.
     """
-    answer = AnswerRecord(services.telemetry.metrics)
+    answer_record = AnswerRecord(services.telemetry.metrics)
     if body is None:
         body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
     identity = await identity_of(request, body, services.server) if outlives_client else None
     if (earlier := rejoin(identity, request, services)) is not None:
         return earlier
-    parsed = read(body)
+    parsed = parse_body(body)
     context = context_of(request, services, cache_salt=parsed.cache_salt)
     requests, answer_format = parsed.plan(context)
-    return GenerationResponse(context, requests, answer_format, answer, identity=identity)
+    return GenerationResponse(context, requests, answer_format, answer_record, identity=identity)
 
 
 class GenerationResponse(Response):
@@ -110,7 +111,7 @@ class GenerationResponse(Response):
         context: RequestContext,
         requests: Sequence[GenerationRequest],
         answer_format: AnswerFormat,
-        answer: AnswerRecord,
+        answer_record: AnswerRecord,
         *,
         identity: RequestIdentity | None = None,
     ) -> None:
@@ -124,16 +125,16 @@ class GenerationResponse(Response):
         self._requests = requests
         self._format = answer_format
         self._identity = identity
-        # three views of the answer: what is logged, the events that a retry may get, and what an
-        # administrator sees and can stop
-        self._answer = answer
-        self._resumable: ResumableAnswer | None = None
+        self._answer_record = answer_record  # times and counts, for metrics and the log
+        self._resumable: ResumableAnswer | None = None  # the events that a retry may get
+        # what an administrator sees and can cancel; set when this response is called
         self._active: ActiveRequest | None = None
-        self._has_lost_client = False  # the answer may still be generated
+        self._has_lost_client = False  # the client disconnected; generation may still go on
         self._writer: EventWriter | None = None  # only if the answer is streamed
         self._stream: OutputStream | None = None  # set when the worker has accepted the request
         self._limit = TimeLimit(context.time_limit_seconds())
-        self._explanations: list[tuple[GenerationRequest, Explanation]] = []  # one for each prompt
+        # how much of each prompt was cached, and why not more
+        self._explanations: list[tuple[GenerationRequest, Explanation]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate the answer and send it to the client.
@@ -143,7 +144,7 @@ class GenerationResponse(Response):
         record: RequestRecord = scope[RECORD]
         record.generation = self._requests[0]
         record.model = record.generation.model
-        watched = _WatchedSend(send)
+        watched_send = _WatchedSend(send)
         services = self._services
         choices = sum(request.choices for request in self._requests)
         with ExitStack() as quota, services.answers.active.registered(record) as active:
@@ -156,12 +157,12 @@ class GenerationResponse(Response):
                 plan = (self._requests, self._format)
                 self._resumable = services.answers.resumable.begin(self._identity, plan, record)
                 active.generated_answer = self._resumable
-            unwanted = self._wait_until_unwanted(receive, watched, record, quota)
+            unwanted = self._wait_until_unwanted(receive, watched_send, record, quota)
             try:
-                is_done = await run_unless(unwanted, self._write_answer(watched, record))
+                is_done = await run_unless(unwanted, self._write_answer(watched_send, record))
                 record.is_aborted = record.is_aborted or not is_done
             except asyncio.CancelledError:
-                await self._send_stopped(active.stop_error(), record, watched)
+                await self._send_stop_error(active.stop_error(), record, watched_send)
             finally:
                 if self._resumable is not None:
                     services.answers.resumable.mark_ended(self._resumable)
@@ -174,11 +175,14 @@ class GenerationResponse(Response):
             )
 
     async def _wait_until_unwanted(
-        self, receive: Receive, watched: _WatchedSend, record: RequestRecord, quota: ExitStack
+        self, receive: Receive, watched_send: _WatchedSend, record: RequestRecord, quota: ExitStack
     ) -> None:
-        """Wait until no client can want the answer any more."""
+        """Wait until the client has disconnected and no retry can get the answer any more.
+
+        quota: counts the answer against the caller's limit of concurrent answers until it is closed.
+        """
         await disconnected(receive)
-        if watched.has_sent_all or (self._writer is not None and self._writer.has_sent_all):
+        if watched_send.has_sent_all or (self._writer is not None and self._writer.has_sent_all):
             await asyncio.Future()  # the answer was delivered: only cleanup is left
         self._has_lost_client = True
         record.is_aborted = True
@@ -190,17 +194,19 @@ class GenerationResponse(Response):
                 self._writer.detach()
             await self._resumable.discarded.wait()
 
-    async def _send_stopped(
-        self, stopped: HoldfastError, record: RequestRecord, watched: _WatchedSend
+    async def _send_stop_error(
+        self, stop_error: HoldfastError, record: RequestRecord, watched_send: _WatchedSend
     ) -> None:
+        """Tell the client, or only the log if the client is gone, why its request was stopped."""
         if self._resumable is not None:
-            self._resumable.end(stopped)
+            self._resumable.end(stop_error)
         if self._has_lost_client:
-            record_problem(record, problem_of(stopped), stopped)
+            record_problem(record, problem_of(stop_error), stop_error)
         else:
-            await watched.send_stopped(stopped, record, self._format)
+            await watched_send.send_stop_error(stop_error, record, self._format)
 
     async def _write_answer(self, send: Send, record: RequestRecord) -> None:
+        """Submit the request and send its answer, as a stream or in one piece."""
         try:
             if not self._requests[0].streams:
                 await self._write_body(send, await self._submit(record), record)
@@ -228,11 +234,13 @@ class GenerationResponse(Response):
         finally:
             if self._stream is not None:
                 await self._stream.aclose()
-            self._answer.close(record.waited)
+            self._answer_record.close(record.waited)
 
     def _keep_alive(self) -> bytes:
-        """The bytes that keep a silent connection open. Before everything else they may be the
-        answer's opening, which a retry needs, too.
+        """The bytes that keep a silent connection open.
+
+        In some protocols, the first keep-alive has the opening event of the stream. A retry must get
+        that event, too, so a keep-alive before all events is recorded.
         """
         frame = self._format.keep_alive()
         if self._resumable is not None and not self._resumable.next_place:
@@ -242,8 +250,8 @@ class GenerationResponse(Response):
     async def _submit(self, record: RequestRecord) -> OutputStream:
         """Submit the request and wait until the worker accepts it. This may load the model.
 
-        If the model is not loaded or its queue is full, answers whose client is gone are cancelled
-        first, to make room.
+        If the model is not loaded or its queue is full, the lost answers (those that are generated
+        for a possible retry, after their client disconnected) are cancelled first, to make room.
         """
         submit = self._services.gateway.generate
         requests = self._requests
@@ -262,7 +270,7 @@ class GenerationResponse(Response):
             self._resumable.mark_accepted(stream)
         if self._active is not None:
             self._active.stream = stream
-        self._answer.note_accepted(
+        self._answer_record.note_accepted(
             requests[0].model,
             prompt_tokens=stream.prompt_tokens,
             put_back_tokens=stream.put_back_tokens,
@@ -270,11 +278,12 @@ class GenerationResponse(Response):
             choices_per_prompt=requests[0].choices,
             prompt=_prompt_texts(self._requests) if self._services.settings.log.content else "",
         )
-        record.answer = self._answer
+        record.answer = self._answer_record
         self._format.set_sampling(stream.sampling)
         return stream
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
+        """Yield the answer as events of the protocol. Submits the request if that is not done yet."""
         answer_format = self._format
         try:
             stream = self._stream or await self._submit(record)
@@ -288,6 +297,7 @@ class GenerationResponse(Response):
         yield answer_format.stream_end(self._counts(stream), self._explanation(stream, record))
 
     async def _write_body(self, send: Send, stream: OutputStream, record: RequestRecord) -> None:
+        """Collect the whole answer and send it in one piece."""
         events: list[OutputEvent] = []
         async for event in self._limit.events(stream):
             self._observe(event, record)
@@ -302,21 +312,25 @@ class GenerationResponse(Response):
             await send_body(send, body)
 
     def _observe(self, event: OutputEvent, record: RequestRecord) -> None:
-        """Record one event. Raises an error if a choice was cancelled or failed."""
-        self._answer.observe(event)
+        """Record one event for metrics and log. Raises if a choice was cancelled or failed."""
+        self._answer_record.observe(event)
         if isinstance(event, PromptProgress):
             write_progress(record, event)
         elif isinstance(event, ChoiceFinished):
             _raise_if_incomplete(event)
 
     def _counts(self, stream: OutputStream) -> TokenCounts:
+        """The token counts to show, with two facts that only the stream knows."""
         return msgspec.structs.replace(
-            self._answer.counts, breakpoints=stream.breakpoints, left_out=stream.left_out
+            self._answer_record.counts, breakpoints=stream.breakpoints, left_out=stream.left_out
         )
 
     def _explanation(self, stream: OutputStream, record: RequestRecord) -> Explanation | None:
-        """The explanation for the client, if it asked for one."""
-        answer = self._answer
+        """Explain how much of each prompt was cached. Returns what the client asked to see, or None.
+
+        All explanations are kept, because `__call__` passes them on to the record of cache misses.
+        """
+        answer = self._answer_record
         choices = [
             explain_choice(
                 event,
@@ -347,12 +361,12 @@ def _raise_if_incomplete(event: ChoiceFinished) -> None:
 
 
 def _prompt_texts(requests: Sequence[GenerationRequest]) -> str:
-    """The texts of the prompts, for the log."""
+    """The prompts as text, for a log that shows contents: messages as JSON, without image data."""
     texts = []
     for request in requests:
         prompt = request.prompt
-        shown = for_log(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt
-        texts.append(shown if isinstance(shown, str) else msgspec.json.encode(shown).decode())
+        content = for_log(prompt.messages) if isinstance(prompt, ChatPrompt) else prompt
+        texts.append(content if isinstance(content, str) else msgspec.json.encode(content).decode())
     return "\n".join(texts) or "(empty)"
 
 
@@ -377,7 +391,7 @@ async def run_in_background(
         return {"type": "http.disconnect"}
 
     async def send(message: object) -> None:
-        pass  # nothing to do: the format has recorded the event for its followers
+        pass  # no client: its format has recorded each event, for clients that ask for it later
 
     try:
         await response({"type": "http", RECORD: record}, receive, send)
@@ -427,7 +441,10 @@ class RejoiningResponse(FollowingResponse):
     """
 
     def __init__(self, services: Services, answer: ResumableAnswer, request: Request) -> None:
-        """answer: as `ResumableAnswers.claim` returned it; `__call__` ends with `client_left`."""
+        """answer: as `ResumableAnswers.claim` returned it, which counts this client.
+
+        `__call__` therefore ends with `client_left`.
+        """
         super().__init__(answer.events_after(-1), answer.format, streams=answer.streams)
         self._services = services
         self._answer = answer
@@ -443,8 +460,8 @@ class RejoiningResponse(FollowingResponse):
         answer = self._answer
         record.model = answer.model
         record.rejoined = answer.request_id
-        has_all = is_stopped = False
-        watched = _WatchedSend(send)
+        has_all = is_stopped = False  # the client got the whole answer; its request was stopped
+        watched_send = _WatchedSend(send)
         try:
             with (
                 services.answers.active.registered(record) as active,
@@ -454,17 +471,17 @@ class RejoiningResponse(FollowingResponse):
             ):
                 active.followed_answer = answer
                 try:
-                    await super().__call__(scope, receive, watched)
+                    await super().__call__(scope, receive, watched_send)
                     has_all = not record.is_aborted
                 except asyncio.CancelledError:
                     is_stopped = True
-                    await watched.send_stopped(active.stop_error(), record, answer.format)
+                    await watched_send.send_stop_error(active.stop_error(), record, answer.format)
         finally:
             client_left(services, answer, has_all=has_all, is_stopped=is_stopped)
 
 
 class _WatchedSend:
-    """Forwards messages to a client, and tracks whether the body is complete."""
+    """An ASGI `send` that forwards messages to a client, and tracks whether the body is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -477,17 +494,17 @@ class _WatchedSend:
         await self._send(message)
         self.has_sent_all = self._has_ended
 
-    async def send_stopped(
-        self, stopped: HoldfastError, record: RequestRecord, answer_format: AnswerFormat
+    async def send_stop_error(
+        self, stop_error: HoldfastError, record: RequestRecord, answer_format: AnswerFormat
     ) -> None:
         """Tell the client why its request was stopped.
 
         If the response has begun, the stream gets an error event; otherwise this raises the error.
         """
-        problem = replace(problem_of(stopped), request_id=record.request_id)
-        record_problem(record, problem, stopped)
+        problem = replace(problem_of(stop_error), request_id=record.request_id)
+        record_problem(record, problem, stop_error)
         if not record.has_status:
-            raise stopped from None
+            raise stop_error from None
         if not self._has_ended:  # only a stream can be interrupted midway
             body = answer_format.error_event(problem)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
@@ -496,7 +513,11 @@ class _WatchedSend:
 def rejoin(
     identity: RequestIdentity | None, request: Request, services: Services
 ) -> Response | None:
-    """The answer to the earlier request that `request` repeats; None if it is no repetition."""
+    """Create the response with the answer to the earlier request that `request` repeats.
+
+    Returns None if the request needs an answer of its own. identity: None if the request cannot
+    share an answer.
+    """
     answer = None if identity is None else services.answers.resumable.claim(identity)
     return None if answer is None else RejoiningResponse(services, answer, request)
 
@@ -504,8 +525,9 @@ def rejoin(
 def client_left(
     services: Services, answer: ResumableAnswer, *, has_all: bool, is_stopped: bool = False
 ) -> bool:
-    """Note that a client of an answer is gone. Returns whether a client may still want the answer.
+    """Note that a client of an answer is gone. Returns whether a retry may still get the answer.
 
+    has_all: whether the client received the whole answer.
     is_stopped: whether the client's request was ended by an administrator or because the server
         stops.
     """
@@ -533,33 +555,39 @@ answer.
 
 
 async def embed(
-    request: Request, services: Services, read: Callable[[bytes], RequestBody[EmbeddingPlan]]
+    request: Request, services: Services, parse_body: Callable[[bytes], RequestBody[EmbeddingPlan]]
 ) -> Response:
     """Answer a request for embeddings.
 
-    read: as for `generation_response`.
+    parse_body: may raise RequestRefused.
     """
-    return await _prefill(request, services, read, services.gateway.embed)
+    return await _prefill(request, services, parse_body, services.gateway.embed)
 
 
 async def rank(
-    request: Request, services: Services, read: Callable[[bytes], RequestBody[RankPlan]]
+    request: Request, services: Services, parse_body: Callable[[bytes], RequestBody[RankPlan]]
 ) -> Response:
     """Answer a request to rank documents.
 
-    read: as for `generation_response`.
+    parse_body: may raise RequestRefused.
     """
-    return await _prefill(request, services, read, services.gateway.rank)
+    return await _prefill(request, services, parse_body, services.gateway.rank)
 
 
 async def _prefill(
     request: Request,
     services: Services,
-    read: Callable[[bytes], RequestBody[tuple[PrefillRequest, Callable[[Sequence[Read]], bytes]]]],
-    call: Callable[[PrefillRequest], Awaitable[tuple[Read, ...]]],
+    parse_body: Callable[
+        [bytes], RequestBody[tuple[PrefillRequest, Callable[[Sequence[PrefillResult]], bytes]]]
+    ],
+    prefill: Callable[[PrefillRequest], Awaitable[tuple[PrefillResult, ...]]],
 ) -> Response:
-    answer = AnswerRecord(services.telemetry.metrics)
-    parsed = read(await read_body(request, limit_bytes=services.limits.max_body_bytes))
+    """Create the answer to a request whose prompts are only prefilled.
+
+    prefill: the method of Gateway that has the request computed, one result for each prompt.
+    """
+    answer_record = AnswerRecord(services.telemetry.metrics)
+    parsed = parse_body(await read_body(request, limit_bytes=services.limits.max_body_bytes))
     context = context_of(request, services, cache_salt=parsed.cache_salt)
     prefill_request, encode = parsed.plan(context)
     limit = TimeLimit(context.time_limit_seconds())
@@ -567,48 +595,48 @@ async def _prefill(
     async def body() -> bytes:
         with services.access.concurrency.counted(context.caller, 1, limits=services.limits):
             async with limit.enforced():
-                found = await call(prefill_request)
-        answer.record_prefilled(prefill_request.model, found)
-        return await asyncio.to_thread(encode, found)  # thousands of vectors take a second
+                results = await prefill(prefill_request)
+        answer_record.record_prefilled(prefill_request.model, results)
+        return await asyncio.to_thread(encode, results)  # thousands of vectors take a second
 
-    return _PrefillResponse(services, prefill_request.model, answer, body)
+    return _PrefillResponse(services, prefill_request.model, answer_record, body)
 
 
 class _PrefillResponse(Response):
     """Sends embeddings or scores, unless the client disconnects or the server stops first.
 
-    work: computes the body of the response.
+    compute_body: computes the body of the response.
     """
 
     def __init__(
         self,
         services: Services,
         model: str,
-        answer: AnswerRecord,
-        work: Callable[[], Awaitable[bytes]],
+        answer_record: AnswerRecord,
+        compute_body: Callable[[], Awaitable[bytes]],
     ) -> None:
         super().__init__(media_type="application/json")
         self._services = services
         self._model = model
-        self._answer = answer
-        self._work = work
+        self._answer_record = answer_record
+        self._compute_body = compute_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Do the work and send its result."""
+        """Compute the body and send it."""
         record: RequestRecord = scope[RECORD]
         record.model = self._model
 
-        async def answered() -> None:
-            self.body = await self._work()
-            record.answer = self._answer
+        async def send_answer() -> None:
+            self.body = await self._compute_body()
+            record.answer = self._answer_record
             self.init_headers()
             await super(_PrefillResponse, self).__call__(scope, receive, send)
 
         self._services.answers.resumable.pause_lost()
         with self._services.answers.active.registered(record) as active:
             try:
-                record.is_aborted = not await run_unless_disconnected(receive, answered())
+                record.is_aborted = not await run_unless_disconnected(receive, send_answer())
             except asyncio.CancelledError:
                 raise active.stop_error() from None
             finally:
-                self._answer.close(record.waited)
+                self._answer_record.close(record.waited)

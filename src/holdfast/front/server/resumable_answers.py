@@ -45,6 +45,7 @@ MOST_LOST = 16  # maximum number of lost answers per sender
 _LARGE_BODY_BYTES = 1 << 20  # a larger body is not kept while its answer is generated
 _MOST_UNWRITTEN = 16  # maximum number of complete answers that the store could not write
 _EVENT_BYTES = 150  # Python's overhead per event
+# prefixes of the headers that influence the answer
 _SHAPING_HEADERS = ("anthropic-", "x-holdfast-", "user-agent", IDEMPOTENCY_HEADER)
 
 
@@ -66,11 +67,12 @@ class RequestIdentity:
         has_key: bool = False,
         attempt: int | None = None,
     ) -> None:
-        """head: everything except the body. sender: the sender's key or address. has_key: whether
-        there is an `Idempotency-Key`; it is part of the head. attempt: its number, from 0; None:
-        the client does not number its attempts.
+        """head: a hash of everything except the body, with the `Idempotency-Key` if there is one.
+        sender: the sender's key or address. has_key: whether the request has an `Idempotency-Key`.
+        attempt: the number of the attempt, from 0; None: the client does not number its attempts.
         """
-        self.head = (head, len(body), sender, has_key)  # equal in equal identities
+        # equal in equal identities; serves to look them up without a hash of the body
+        self.head = (head, len(body), sender, has_key)
         self._body: bytes | None = body
         self._digest = b""
         self.sender = sender
@@ -85,7 +87,7 @@ class RequestIdentity:
             return False
         if self._body is not None and other._body is not None:
             return self._body == other._body
-        return self._hashed() == other._hashed()
+        return self._body_digest() == other._body_digest()
 
     @property
     def is_retry(self) -> bool:
@@ -93,11 +95,11 @@ class RequestIdentity:
         return self.has_key or (self.attempt or 0) >= 1
 
     def free_body(self) -> None:
-        """Keep only a hash of the body. The identity stays equal to the same ones."""
-        self._digest = self._hashed()
+        """Keep only a hash of the body. Comparisons with other identities still work."""
+        self._digest = self._body_digest()
         self._body = None
 
-    def _hashed(self) -> bytes:
+    def _body_digest(self) -> bytes:
         if self._body is None:
             return self._digest
         return hashlib.blake2b(self._body, digest_size=32).digest()
@@ -125,8 +127,10 @@ async def identity_of(
     ]
     sender = caller.key_name or caller.server_key or caller.address
     # a key may have the name of an address or of the server's key
-    kind = "key" if caller.key_name else "server" if caller.server_key else "address"
-    head = "\n".join([kind, sender, request.method, request.url.path, request.url.query, *headers])
+    sender_kind = "key" if caller.key_name else "server" if caller.server_key else "address"
+    head = "\n".join(
+        [sender_kind, sender, request.method, request.url.path, request.url.query, *headers]
+    )
     attempt = request.headers.get(RETRY_HEADER, "")
     is_number = attempt.isascii() and attempt.isdigit() and len(attempt) < 10
     identity = RequestIdentity(
@@ -157,11 +161,14 @@ class LogCursor:
     __slots__ = ("__weakref__", "place")
 
     def __init__(self) -> None:
-        self.place = 0
+        self.place = 0  # index of the next event to read, counted over all events of the log
 
 
 class EventLog:
     """The events of one answer, which can be read from any position while more are added.
+
+    A place is the index of an event in the order of arrival. An event's number is the one that
+    clients see, and may skip values.
 
     Event loop's thread only.
     """
@@ -208,10 +215,10 @@ class EventLog:
 
         No new follower can read the log from its beginning afterwards.
         """
-        slowest = min((cursor.place for cursor in self._cursors), default=self.next_place)
-        freed = self.events[: slowest - self._freed]
-        del self.events[: slowest - self._freed]
-        self._freed = slowest
+        slowest_place = min((cursor.place for cursor in self._cursors), default=self.next_place)
+        freed = self.events[: slowest_place - self._freed]
+        del self.events[: slowest_place - self._freed]
+        self._freed = slowest_place
         return freed
 
     def drop_all(self) -> None:
@@ -229,6 +236,7 @@ class EventLog:
         return self._read(cursor, number)
 
     async def _read(self, cursor: LogCursor, number: int) -> AsyncIterator[bytes]:
+        """Yield what `events_after` promises, and advance `cursor`, which belongs to this reader."""
         yield b""
         while True:
             changed = self._changed
@@ -244,6 +252,7 @@ class EventLog:
             await changed.wait()
 
     def _wake(self) -> None:
+        """Wake all readers that wait for a change. Later readers wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -271,12 +280,21 @@ class BufferedEvents(Enum):
 
 
 class ResumableAnswer(EventLog):
-    """An answer that a retry may get. Only use it in the event loop's thread."""
+    """The events of an answer that a retry may get, and when the answer is paused or dropped.
+
+    It holds the bytes that clients get. An `AnswerRecord` has only times and counts of an answer,
+    for metrics and the log; the gateway's `_SessionAnswer` only says whether an answer still
+    belongs to its session.
+
+    Only use it in the event loop's thread.
+    """
 
     def __init__(
         self, identity: RequestIdentity, plan: GenerationPlan, record: RequestRecord
     ) -> None:
-        """record: the log record of the request that generates the answer."""
+        """identity: of the request, to recognize a retry.
+        record: the log record of the request that generates the answer.
+        """
         super().__init__()
         self.identity = identity
         requests, self.format = plan
@@ -287,8 +305,9 @@ class ResumableAnswer(EventLog):
         self.clients = 1  # connected clients: of the original request and of its retries
         self.buffered = BufferedEvents.ALL
         self.buffered_bytes = 0  # size of the buffered events
-        self.discarded = asyncio.Event()  # the answer has no client, and no retry can get it
-        self.generation_ended = asyncio.Event()  # generation has ended
+        # set when the answer has no client and no retry can get it; its generation is then cancelled
+        self.discarded = asyncio.Event()
+        self.generation_ended = asyncio.Event()
         # generating it again would give the same answer
         self._is_repeatable = bool(requests) and all(
             each.sampling.seed is not None for each in requests
@@ -302,7 +321,10 @@ class ResumableAnswer(EventLog):
         return self._stream is not None
 
     def mark_accepted(self, stream: Generating) -> None:
-        """Note that the model has accepted the request and generates the answer in this stream."""
+        """Note that the model has accepted the request and generates the answer in this stream.
+
+        If no retry can get the answer, its events are not buffered.
+        """
         self._stream = stream
         self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
         numbers_attempts = self.identity.attempt is not None
@@ -317,9 +339,12 @@ class ResumableAnswer(EventLog):
             return True
         return self.clients == 0 and (self._is_repeatable or request.is_retry)
 
-    def schedule(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` later, unless `cancel_timers` is called first."""
-        self._timers.append(awake_clock().call_later(seconds, act))
+    def schedule(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call `callback` later, unless `cancel_timers` is called first.
+
+        Time in which the machine sleeps does not count.
+        """
+        self._timers.append(awake_clock().call_later(seconds, callback))
 
     def cancel_timers(self) -> None:
         """Cancel everything that `schedule` has scheduled."""
@@ -341,12 +366,16 @@ class ResumableAnswer(EventLog):
 class ResumableAnswers:
     """The answers that are being generated and those that a retry may get.
 
+    A lost answer has no connected client, because its client disconnected before it had all. A
+    delivered answer was read to its end; it is kept only if its request had an `Idempotency-Key`.
+    Both are discarded after `server.reconnect_seconds`.
+
     Event loop's thread only.
     """
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, most_lost: int = MOST_LOST) -> None:
         self._answers: dict[ResumableAnswer, None] = {}  # all answers, the oldest first
-        # The answers that a retry may get. The keys are not the identities, which have bodies.
+        # the answers that a retry may get, by `RequestIdentity.head`
         self._by_head: dict[Hashable, list[ResumableAnswer]] = {}
         # answers that lost their client, in the order in which they lost it
         self._lost: dict[ResumableAnswer, None] = {}
@@ -391,13 +420,15 @@ class ResumableAnswers:
         return bool(lost)
 
     def claim(self, identity: RequestIdentity) -> ResumableAnswer | None:
-        """The existing answer that a request gets; None if it needs a new one.
+        """Find the existing answer that a request gets, and add a client to it.
 
-        The caller must call `client_left` in the end.
+        Returns None if the request needs a new answer. The caller must call `client_left` in the end.
         """
-        alike = self._by_head.get(identity.head, ())
-        same = (each for each in alike if each.can_serve(identity) and each.identity == identity)
-        answer = next(same, None)
+        candidates = self._by_head.get(identity.head, ())
+        matching = (
+            each for each in candidates if each.can_serve(identity) and each.identity == identity
+        )
+        answer = next(matching, None)
         if answer is None:
             return None
         self._lost.pop(answer, None)
@@ -417,7 +448,7 @@ class ResumableAnswers:
     ) -> bool:
         """Note that a client of the answer is gone.
 
-        Returns whether a client may still want the answer.
+        Returns whether the answer has another client or a retry may still get it.
 
         has_all: whether the client received the whole answer.
         is_stopping: whether the server takes no new requests, so that no retry can come.
@@ -450,7 +481,7 @@ class ResumableAnswers:
     async def recording(
         self, answer: ResumableAnswer, events: AsyncIterator[bytes]
     ) -> AsyncIterator[bytes]:
-        """Yield the events of an answer, and `record` each."""
+        """Yield the events of an answer, and `record` each. At their end, the answer ends, too."""
         try:
             async for frame in events:
                 self.record(answer, frame)
@@ -503,15 +534,15 @@ class ResumableAnswers:
             assert answer.buffered_bytes == kept_bytes, (
                 "the bytes of an answer differ from the sum over its events"
             )
-        findable = [answer for alike in self._by_head.values() for answer in alike]
+        findable = [answer for answers in self._by_head.values() for answer in answers]
         assert all(answer in self._answers for answer in findable), (
             "an answer that is not registered can be found by its identity"
         )
-        waiting = [*self._lost, *self._delivered]
-        assert all(answer in findable for answer in waiting), (
+        without_client = [*self._lost, *self._delivered]
+        assert all(answer in findable for answer in without_client), (
             "a lost or delivered answer cannot be found by its identity"
         )
-        assert not any(answer.clients for answer in waiting), (
+        assert not any(answer.clients for answer in without_client), (
             "an answer that has a client counts as lost or delivered"
         )
         for sender in {answer.identity.sender for answer in self._lost}:
@@ -520,9 +551,14 @@ class ResumableAnswers:
             )
 
     def _keep_lost(self, answer: ResumableAnswer, settings: ServerSettings) -> None:
-        of_sender = self._lost_by(answer.identity.sender)
-        if len(of_sender) == self._most_lost:
-            self._discard(next((each for each in of_sender if each.has_ended), of_sender[0]))
+        """Keep an answer that lost its client. Its generation continues for
+        `server.unattended_seconds`, then pauses.
+
+        If the sender has too many lost answers, discards its oldest complete one, or its oldest.
+        """
+        lost_answers = self._lost_by(answer.identity.sender)
+        if len(lost_answers) == self._most_lost:
+            self._discard(next((each for each in lost_answers if each.has_ended), lost_answers[0]))
         self._lost[answer] = None
         answer.schedule(settings.unattended_seconds, answer.pause)
 
@@ -530,16 +566,21 @@ class ResumableAnswers:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
     def _make_room(self, answer: ResumableAnswer, size: int) -> bool:
-        """Make room for an event. Returns False, and drops the event, if there is none."""
-        for ended in self._evictable():
+        """Make room for an event of `size` bytes. Returns False if that is not possible.
+
+        First discards complete answers without a client, then frees what clients have read, of this
+        answer and of others. If that is not enough, the answer ends with an error for its followers.
+        """
+        for complete_answer in self._evictable():
             if self.buffered_bytes + size <= self._most_bytes:
                 return True
-            self._discard(ended)
+            self._discard(complete_answer)
         if self.buffered_bytes + size <= self._most_bytes:
             return True
         self._keep_unread(answer)
         if not answer.has_followers:
             return False
+        # answers that only their own client reads: all their buffered events were sent to it
         for other in [each for each in self._answers if each.clients and not each.has_followers]:
             self._keep_unread(other)
         if self.buffered_bytes + size <= self._most_bytes:
@@ -566,12 +607,14 @@ class ResumableAnswers:
             self._discard(answer)
             return
         self._stop_serving(answer)
-        freed = sum(len(event.frame) + _EVENT_BYTES for event in answer.free_read())
-        answer.buffered_bytes -= freed
-        self.buffered_bytes -= freed
+        freed_bytes = sum(len(event.frame) + _EVENT_BYTES for event in answer.free_read())
+        answer.buffered_bytes -= freed_bytes
+        self.buffered_bytes -= freed_bytes
 
     def _discard(self, answer: ResumableAnswer) -> None:
-        """Stop giving the answer to other requests. Clients that are reading it get the rest."""
+        """Stop giving the answer to other requests. Its clients get it to its end; if it has none,
+        it is dropped, which also ends its generation.
+        """
         self._stop_serving(answer)
         if answer.clients:
             return
@@ -580,15 +623,16 @@ class ResumableAnswers:
         answer.discarded.set()
 
     def _stop_serving(self, answer: ResumableAnswer) -> None:
+        """Make sure that no other request can get the answer, so that read events can be freed."""
         if answer.buffered is BufferedEvents.ALL:
             answer.buffered = BufferedEvents.UNREAD
         answer.cancel_timers()
         self._lost.pop(answer, None)
         self._delivered.pop(answer, None)
-        alike = self._by_head.get(answer.identity.head, [])
-        if answer in alike:
-            alike.remove(answer)
-            if not alike:
+        candidates = self._by_head.get(answer.identity.head, [])
+        if answer in candidates:
+            candidates.remove(answer)
+            if not candidates:
                 del self._by_head[answer.identity.head]
 
     def _drop_events(self, answer: ResumableAnswer) -> None:

@@ -40,16 +40,16 @@ _STOPPED = "the server stopped before the answer was complete"
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """A request in progress."""
+    """A request in progress, as administrators see it and can cancel it."""
 
     id: str  # the request's id, with a number added if several requests have the same id
     record: RequestRecord
     task: asyncio.Task[object]
     is_cancelled: bool = False
     stream: OutputStream | None = None  # set once the model has accepted the request
-    # the answer it generates, which a retry may get
+    # the events of the answer that this request generates; None: no retry can get them
     generated_answer: ResumableAnswer | None = None
-    # an earlier request's answer, which this one gets
+    # the answer of an earlier request, which this one repeats and therefore gets
     followed_answer: ResumableAnswer | None = None
 
     @property
@@ -117,8 +117,12 @@ class ActiveRequests:
     def find_by_answer_id(self, answer_id: str, *, key: str) -> ActiveRequest | None:
         """The request of this API key whose answer has this id; None if there is none."""
         for each in self:
-            asked = each.record.generation
-            if asked is not None and asked.request_id == answer_id and each.record.key == key:
+            generation = each.record.generation
+            if (
+                generation is not None
+                and generation.request_id == answer_id
+                and each.record.key == key
+            ):
                 return each
         return None
 
@@ -129,33 +133,36 @@ class ActiveRequests:
 
     def cancel(self, request_id: str) -> ActiveRequest | None:
         """Cancel a request with an error for its client. Returns None if no request has this id."""
-        found = self._active.get(request_id)
-        if found is not None and not found.is_cancelled:
-            found.is_cancelled = True
-            found.task.cancel()
-        return found
+        request = self._active.get(request_id)
+        if request is not None and not request.is_cancelled:
+            request.is_cancelled = True
+            request.task.cancel()
+        return request
 
     def _free_id(self, request_id: str) -> str:
+        """The id with a number added if it is in use: clients choose ids, and may repeat them."""
         number = 1
-        free = request_id
-        while free in self._active:
+        free_id = request_id
+        while free_id in self._active:
             number += 1
-            free = f"{request_id}.{number}"
-        return free
+            free_id = f"{request_id}.{number}"
+        return free_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModels:
     """The models of the server."""
 
-    catalog: Callable[[], Catalog]  # returns the current catalog, which a reload replaces
+    # returns the current catalog (all models and their names), which a reload replaces
+    catalog: Callable[[], Catalog]
     control: Residency  # loads, unloads and pins models
-    library: Library
+    library: Library  # downloads and deletes models
     # returns the status of all models, in the order of the lists that clients get
     statuses: Callable[[], Sequence[ModelStatus]]
     # returns the statistics of the workers that respond, by model id
     statistics: Callable[[], Awaitable[Mapping[str, WorkerStatistics]]]
-    # dialects by model id, for models whose tokenizer has been loaded
+    # by model id: how the model's chat template writes reasoning and tool calls; only for models
+    # whose tokenizer has been loaded
     dialects: Mapping[str, DialectReport] = field(default_factory=dict)
     # ids of models whose tokenizer must be read before the server is ready
     awaited_tokenizers: Collection[str] = ()
@@ -178,7 +185,7 @@ class Access:
     keys: KeyRing = field(default_factory=KeyRing)  # in addition to `server.api_key`
     concurrency: ConcurrentAnswers = field(default_factory=ConcurrentAnswers)
     drain: Drain = field(default_factory=Drain)
-    seal: Seal = field(default_factory=Seal)  # see `RequestContext.seal`
+    seal: Seal = field(default_factory=Seal)  # encrypts texts that clients store for the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +196,7 @@ class Telemetry:
     log_ring: LogRing = field(default_factory=LogRing)  # the latest lines of the log
     history_file: HistoryFile | None = None  # keeps the history of `metrics`
     traces: Traces | None = None
-    misses: RecentMisses = field(default_factory=RecentMisses)
+    misses: RecentMisses = field(default_factory=RecentMisses)  # of the prefix cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +229,9 @@ class Services:
 
 def needs_load(services: Services, model_id: str) -> bool:
     """Whether requests for this model must wait, because the model is not loaded."""
-    loaded_id = base_model_id(services, model_id)
+    base_id = base_model_id(services, model_id)
     return any(
-        model.id == loaded_id and model.state != "ready" for model in services.models.statuses()
+        model.id == base_id and model.state != "ready" for model in services.models.statuses()
     )
 
 
@@ -232,25 +239,26 @@ def model_of(services: Services, name: str | None) -> str:
     """The id of the model that a client names, with the adapter if the name includes one; without a
     name, the first model.
 
-    A name that no model or alias has is returned unchanged.
+    An alias of `server.model_aliases` has the form `PATTERN=MODEL`; without MODEL, it stands for the
+    first model. A name that no model or alias has is returned unchanged.
     """
     if name is None:
         return first_model(services)
-    named = services.models.catalog().named
-    if (found := named(name)) is not None:
-        return found.id
+    find_named = services.models.catalog().named
+    if (model := find_named(name)) is not None:
+        return model.id
     for alias in services.server.model_aliases:
-        pattern, _, meant = (part.strip() for part in alias.partition("="))
+        pattern, _, target = (part.strip() for part in alias.partition("="))
         if fnmatchcase(name, pattern):
-            found = named(meant)
-            return found.id if found is not None else meant or first_model(services)
+            model = find_named(target)
+            return model.id if model is not None else target or first_model(services)
     return name
 
 
 def base_model_id(services: Services, model_id: str) -> str:
     """The id of the model itself, if `model_id` is the id of one of its adapters."""
-    named = services.models.catalog().named(model_id)
-    return model_id if named is None else named.entry.name
+    model = services.models.catalog().named(model_id)
+    return model_id if model is None else model.entry.name
 
 
 def served_models(services: Services) -> list[ModelStatus]:
@@ -267,7 +275,7 @@ def served_models(services: Services) -> list[ModelStatus]:
 
 
 def _as_adapter(model: ModelStatus, adapter: str) -> ModelStatus:
-    """The status of a model, as that of one of its adapters."""
+    """The status of a model, with the id and aliases of one of its adapters."""
     return replace(
         model,
         id=f"{model.id}{SEPARATOR}{adapter}",
@@ -279,9 +287,9 @@ def _as_adapter(model: ModelStatus, adapter: str) -> ModelStatus:
 
 def named_model(services: Services, name: str) -> ModelStatus:
     """The model or adapter with this name. Raises UnknownModel."""
-    wanted = model_of(services, name)
+    model_id = model_of(services, name)
     for model in served_models(services):
-        if model.id == wanted:
+        if model.id == model_id:
             return model
     raise services.models.catalog().unknown(name)
 

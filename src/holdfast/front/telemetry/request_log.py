@@ -309,7 +309,9 @@ def write_progress(record: RequestRecord, progress: PromptProgress) -> None:
 
 
 class AnswerRecord:
-    """Records the events of one answer.
+    """Times, token counts and, if contents are logged, texts of one answer, for metrics and logs.
+
+    A `ResumableAnswer`, in contrast, has the events that clients get.
 
     Times are measured from the creation of this object, when the request arrives.
     """
