@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # the web framework is imported only after the keys are read
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
     from starlette.requests import Request
 
-AUTO, OFF = "auto", "off"
+AUTO, OFF = "auto", "off"  # values of `server.keys_file` that are not paths
 _PREFIX = "sk-holdfast-"  # some clients require the first three characters
 _SECRET_BYTES = 32
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z"
@@ -56,7 +56,7 @@ TENANT_HEADER = "x-holdfast-tenant"
 SESSION_HEADER = "x-session-id"
 KEY_HEADERS = (b"authorization", *(name.encode() for name in KEY_HEADER_NAMES))
 CALLER = "holdfast.caller"  # key of a request's Caller in its ASGI scope
-_LONGEST_RETRY_SECONDS = 60  # clients do not wait longer
+_LONGEST_RETRY_SECONDS = 60  # most that clients are told to wait; they do not wait longer
 _GAIN = 0.2  # weight of a new value in the moving average of request durations
 # methods that a draining server accepts; DELETE is among them because, like the paths `/cancel`, it
 # only ends things
@@ -64,10 +64,10 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 _RESTART_SECONDS = 2.0  # estimated time until the restarted server, or another one, listens
 _SEAL_KEY_BYTES = 32
 _CIPHER_KEY_BYTES = 64  # AES-SIV with AES-256, which uses two keys
-_MARK_BYTES = 16
+_SIGNATURE_BYTES = 16
 _SEAL_KEY_FILE = "seal.key"
 _SIGNED_VERSION = "hf1"
-_CLOSED_VERSION = "hf2"  # "hf1" was another cipher, whose texts are refused
+_ENCRYPTED_VERSION = "hf2"  # "hf1" was another cipher, whose texts are refused
 _log = logging.getLogger(__name__)
 
 
@@ -122,8 +122,8 @@ def key_file_of(setting: str, environ: Mapping[str, str]) -> Path | None:
     if setting in ("", OFF):
         return None
     if setting == AUTO:
-        own = own_key_file(environ)
-        return own if own is not None and own.exists() else None
+        user_file = own_key_file(environ)
+        return user_file if user_file is not None and user_file.exists() else None
     return expanded(setting)
 
 
@@ -159,14 +159,14 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
             f"{path}"
         )
     try:
-        found = msgspec.json.decode(content, type=KeyFile)
+        key_file = msgspec.json.decode(content, type=KeyFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"server.keys_file: {path} is not a key file: {error}") from None
     for name in ("name", "sha256"):
-        values = [getattr(key, name) for key in found.keys]
+        values = [getattr(key, name) for key in key_file.keys]
         if len(set(values)) < len(values):
             raise ConfigError(f"server.keys_file: {path} has two keys with the same {name}")
-    return found.keys
+    return key_file.keys
 
 
 def write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
@@ -282,7 +282,9 @@ class Caller:
     key: ApiKey | None = None  # the named key that the caller sent
     server_key: str = ""  # `server.api_key`, if the caller sent that
     is_admin: bool = False
-    is_let_in: bool = True  # if false, the caller may only use paths that need no key
+    is_let_in: bool = (
+        True  # if false, the caller lacks a valid key and may only use paths without one
+    )
 
     @property
     def has_key(self) -> bool:
@@ -331,7 +333,7 @@ class ConcurrentAnswers:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: Counter[str] = Counter()
-        self._seconds = 1.0  # moving average of how long a request takes
+        self._average_seconds = 1.0  # moving average of how long a request takes
 
     @contextlib.contextmanager
     def counted(self, caller: Caller, answers: int, *, limits: LimitsSettings) -> Iterator[None]:
@@ -339,22 +341,24 @@ class ConcurrentAnswers:
 
         Raises RequestRefused (429) if the caller would then have too many answers.
         """
-        holders = {holder: cap for holder, cap in _caps(caller, limits) if cap}
-        for holder, cap in holders.items():
+        # in words, such as "the key NAME" → most concurrent answers
+        caps = {holder: cap for holder, cap in _caps(caller, limits) if cap}
+        for holder, cap in caps.items():
             self._refuse_above(cap, holder, answers=answers)
         began = self._clock()
-        for holder in holders:
+        for holder in caps:
             self._counts[holder] += answers
         try:
             yield
         finally:
-            self._seconds += _GAIN * (self._clock() - began - self._seconds)
-            for holder in holders:
+            self._average_seconds += _GAIN * (self._clock() - began - self._average_seconds)
+            for holder in caps:
                 self._counts[holder] -= answers
                 if not self._counts[holder]:
                     del self._counts[holder]
 
     def _refuse_above(self, cap: int, holder: str, *, answers: int) -> None:
+        """Raise RequestRefused if `answers` more answers would exceed the limit of this holder."""
         running = self._counts[holder]
         if answers > cap:
             message = (
@@ -363,7 +367,7 @@ class ConcurrentAnswers:
             )
             raise RequestRefused(message, code="request_too_large_for_cap")
         if running + answers > cap:
-            retry = min(max(1, math.ceil(self._seconds / running)), _LONGEST_RETRY_SECONDS)
+            retry = min(max(1, math.ceil(self._average_seconds / running)), _LONGEST_RETRY_SECONDS)
             message = (
                 f"{holder} has {running} answers running or waiting, and the limit is {cap}; "
                 f"please try again in {retry} s"
@@ -374,13 +378,12 @@ class ConcurrentAnswers:
 
 
 def _caps(caller: Caller, limits: LimitsSettings) -> Iterator[tuple[str, int]]:
-    """Yield the limits that apply to a caller: whom a limit applies to, in words, and its value.
-
-    The value is a number of concurrent answers; 0 means no limit.
+    """Yield the limits that apply to a caller: the holder (whom the limit applies to, in words),
+    and the number of concurrent answers, where 0 means no limit.
     """
     if caller.key is not None:
-        own = caller.key.max_requests
-        yield f"the key {caller.key.name}", limits.max_requests_per_key if own is None else own
+        cap = caller.key.max_requests
+        yield f"the key {caller.key.name}", limits.max_requests_per_key if cap is None else cap
     elif caller.server_key:
         yield "this API key", limits.max_requests_per_key
     if caller.address:
@@ -434,6 +437,7 @@ class Seal:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
+        # returns the secret key, from which those for signatures and encryption are derived
         self._key = functools.cache(functools.partial(_key_in, folder))
 
     def for_tenant(self, tenant: str) -> Seal:
@@ -454,30 +458,32 @@ class Seal:
 
     def sign(self, text: str) -> str:
         """A signature of the text that only this server can make."""
-        return f"{_SIGNED_VERSION}.{_shown(self._mark(text.encode('utf-8', 'surrogatepass')))}"
+        return (
+            f"{_SIGNED_VERSION}.{_base64(self._signature(text.encode('utf-8', 'surrogatepass')))}"
+        )
 
-    def is_signed(self, text: str, mark: str) -> bool:
+    def is_signed(self, text: str, signature: str) -> bool:
         """Whether `sign` made this signature for the text."""
-        return hmac.compare_digest(mark.encode("utf-8", "replace"), self.sign(text).encode())
+        return hmac.compare_digest(signature.encode("utf-8", "replace"), self.sign(text).encode())
 
     def encrypt(self, text: str) -> str:
         """Encrypt the text so that only this server can decrypt it."""
         packed = zlib.compress(text.encode("utf-8", "surrogatepass"))
-        return f"{_CLOSED_VERSION}.{_shown(self._cipher().encrypt(packed, None))}"
+        return f"{_ENCRYPTED_VERSION}.{_base64(self._cipher().encrypt(packed, None))}"
 
     def decrypt(self, sealed: str) -> str | None:
         """Decrypt a text that `encrypt` encrypted. Returns None if this seal did not encrypt it."""
-        version, _, shown = sealed.partition(".")
-        if version != _CLOSED_VERSION:
+        version, _, encoded = sealed.partition(".")
+        if version != _ENCRYPTED_VERSION:
             return None
         from cryptography.exceptions import InvalidTag
 
         try:
-            raw = base64.b64decode(shown.encode("ascii"), validate=True)
+            raw = base64.b64decode(encoded.encode("ascii"), validate=True)
             packed = self._cipher().decrypt(raw, None)
         except (ValueError, InvalidTag):
             return None
-        if _shown(raw) != shown:  # the same bytes, written in base64 in another way
+        if _base64(raw) != encoded:  # the same bytes, written in base64 in another way
             return None
         return zlib.decompress(packed).decode("utf-8", "surrogatepass")
 
@@ -488,9 +494,11 @@ class Seal:
         key = hashlib.blake2b(key=self._key(), digest_size=_CIPHER_KEY_BYTES, person=b"closed")
         return AESSIV(key.digest())
 
-    def _mark(self, body: bytes) -> bytes:
+    def _signature(self, body: bytes) -> bytes:
         key = self._key()
-        return hashlib.blake2b(body, key=key, digest_size=_MARK_BYTES, person=b"signed").digest()
+        return hashlib.blake2b(
+            body, key=key, digest_size=_SIGNATURE_BYTES, person=b"signed"
+        ).digest()
 
 
 def _key_in(folder: Path | None) -> bytes:
@@ -506,12 +514,12 @@ def _key_in(folder: Path | None) -> bytes:
         if not path.exists():
             with atomic_create(path) as file:
                 file.write(key)
-        kept = read_regular(path)
-        return kept if len(kept) == _SEAL_KEY_BYTES else key
+        stored_key = read_regular(path)
+        return stored_key if len(stored_key) == _SEAL_KEY_BYTES else key
     except OSError as error:
         _log.warning("thoughts encrypted for clients are valid only in this process: %s", error)
         return key
 
 
-def _shown(raw: bytes) -> str:
+def _base64(raw: bytes) -> str:
     return base64.b64encode(raw).decode()

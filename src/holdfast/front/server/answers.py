@@ -26,8 +26,9 @@ from holdfast.wire.requests import SamplingParams
 
 # time between two checks for silence; a keep-alive is therefore sent after 5 to 10 silent seconds
 KEEP_ALIVE_SECONDS = 5.0
-# Bounds one write and the queue after it: a stream that was unread for a while, or the answer of an
-# earlier request, is ready as a whole. The socket's buffer may hold the same number in addition.
+# Bounds one write, and the events that wait for the next one: if a stream was not read for a while,
+# or is the complete answer to an earlier request, all its events come at once. The socket's buffer
+# may hold the same number in addition.
 MOST_READY_BYTES = 64 << 10
 HEADER_GRACE_SECONDS = 0.5  # delay of the headers, so that an early failure gets its own status
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # a comment, which readers of server-sent events ignore
@@ -120,7 +121,10 @@ of choices, and the format of the answer.
 
 
 class EventWriter:
-    """Writes the events of one answer in order, and keep-alives while no events come."""
+    """Writes the events of one answer in order, and keep-alives while no events come.
+
+    One task reads the events and collects them; `run` sends what was collected.
+    """
 
     def __init__(
         self,
@@ -144,10 +148,10 @@ class EventWriter:
         self._keep_alive = keep_alive or form.keep_alive
         self._ready: list[bytes] = []  # events that are not sent yet
         self._ready_bytes = 0
-        self._taken = asyncio.Event()  # set when `_ready` was sent or dropped
-        self._wake = asyncio.Event()  # set when there is something to send
-        self._quiet = False  # nothing was sent since the last tick
-        self._started = False  # the headers were sent
+        self._ready_taken = asyncio.Event()  # set when `_ready` was sent or dropped
+        self._must_send = asyncio.Event()  # wakes `run` when there is something to send
+        self._is_silent = False  # nothing was sent since the last tick of the timer
+        self._has_started = False  # the headers were sent
         self._is_detached = False  # the client is gone: events are read but not sent
         self._has_read_all = False  # the events have ended
         self._is_sending = False  # a send is under way
@@ -165,7 +169,7 @@ class EventWriter:
         self._is_detached = True
         self._ready.clear()
         self._ready_bytes = 0
-        self._taken.set()
+        self._ready_taken.set()
 
     async def run(self) -> None:
         """Write until the events end.
@@ -173,16 +177,16 @@ class EventWriter:
         If reading the events fails before anything was sent, raises that error.
         """
         reader = asyncio.create_task(self._read())
-        reader.add_done_callback(lambda _: self._wake.set())
+        reader.add_done_callback(lambda _: self._must_send.set())
         self._tick_in(HEADER_GRACE_SECONDS)
         try:
             while not reader.done():
-                await self._wake.wait()
-                self._wake.clear()
+                await self._must_send.wait()
+                self._must_send.clear()
                 if not reader.done():
                     await self._flush()
             if (error := reader.exception()) is not None:
-                if not self._started:
+                if not self._has_started:
                     raise error
                 self._ready.append(
                     self._form.error_event(replace(problem_of(error), request_id=self._request_id))
@@ -194,26 +198,27 @@ class EventWriter:
             await asyncio.wait((reader,))
 
     async def _read(self) -> None:
+        """Read all events. Waits while too many bytes have not been sent yet."""
         # The opening is sent together with the next event, unless the headers were sent already.
         is_opening = True
         async for event in self._events:
             if event and not self._is_detached:
                 self._ready.append(event)
                 self._ready_bytes += len(event)
-                if self._started or not is_opening:
-                    self._wake.set()
+                if self._has_started or not is_opening:
+                    self._must_send.set()
             is_opening = False
             while self._ready_bytes >= MOST_READY_BYTES:  # backpressure
-                self._taken.clear()
-                await self._taken.wait()
+                self._ready_taken.clear()
+                await self._ready_taken.wait()
         self._has_read_all = True
 
     async def _flush(self, *, more: bool = True) -> None:
-        """Send what is ready, or a keep-alive event if nothing is."""
+        """Send the ready events, or a keep-alive if there are none. more: the body goes on."""
         if self._is_detached:
             return
-        if not self._started:
-            self._started = True
+        if not self._has_started:
+            self._has_started = True
             headers = [(b"content-type", self._form.stream_type.encode()), *_HEADERS]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if not self._ready and more:
@@ -221,22 +226,24 @@ class EventWriter:
         body = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
         self._ready.clear()
         self._ready_bytes = 0
-        self._taken.set()
-        self._quiet = False
+        self._ready_taken.set()
+        self._is_silent = False
         self._is_sending = True
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._is_sending = False
 
     def _tick_in(self, seconds: float) -> None:
+        """Start the timer that checks for silence."""
         # one timer at a time for the whole stream, because one for each token would cost too much
         self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:
+        """Timer: have something sent if the connection was silent."""
         # After the first silent interval, write the headers and the opening; from then on, write
         # keep-alives.
         if self._is_detached:
             return
-        if self._quiet or not self._started:
-            self._wake.set()
-        self._quiet = True
+        if self._is_silent or not self._has_started:
+            self._must_send.set()
+        self._is_silent = True
         self._tick_in(KEEP_ALIVE_SECONDS)

@@ -28,13 +28,16 @@ _YES = frozenset({"1", "true", "yes", "on"})
 class RequestContext:
     """The sender, tenant and headers of one request, and the services that answer it.
 
+    A tenant is a group of requests that share cached prefixes. Its name follows from API key,
+    header and `cache_salt`.
+
     Headers are checked only when they are asked for, so that an error in the body comes first.
     """
 
     services: Services
     headers: Headers
     caller: Caller
-    tenant: str  # only requests of the same tenant share cached prefixes; may be empty
+    tenant: str  # empty if the request has none of these
 
     @property
     def seal(self) -> Seal:
@@ -73,16 +76,16 @@ class RequestContext:
         is_batch: whether the body asks for batch priority.
         """
         caller = self.caller
-        header = self.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
-        if header not in _PRIORITIES:
+        priority = self.headers.get(PRIORITY_HEADER, "interactive").strip().lower()
+        if priority not in _PRIORITIES:
             raise invalid_field(PRIORITY_HEADER, f"must be {' or '.join(_PRIORITIES)}")
         is_batch_key = caller.key is not None and caller.key.priority == "batch"
-        is_batch = is_batch or header == "batch" or is_batch_key
-        tenant = self.headers.get(TENANT_HEADER, "")
+        is_batch = is_batch or priority == "batch" or is_batch_key
+        tenant_name = self.headers.get(TENANT_HEADER, "")
         if caller.key_name:
             flow = f"key {caller.key_name}"
-        elif tenant:
-            flow = f"tenant {tenant}"
+        elif tenant_name:
+            flow = f"tenant {tenant_name}"
         else:
             flow = f"address {caller.address}"
         return ServiceClass(flow=flow, priority="batch" if is_batch else "interactive")
@@ -111,12 +114,12 @@ def context_of(
 ) -> RequestContext:
     """The context of a request. cache_salt: from the body or, without a body, from the query."""
     caller = caller_of(request)
-    name = request.headers.get(TENANT_HEADER, "")
+    tenant_name = request.headers.get(TENANT_HEADER, "")
     salt = cache_salt or ""
     if caller.key is not None:
-        tenant = tenant_of_key(caller.key.name, name=name, cache_salt=salt)
+        tenant = tenant_of_key(caller.key.name, name=tenant_name, cache_salt=salt)
     else:
-        tenant = tenant_of(api_key=caller.server_key, name=name, cache_salt=salt)
+        tenant = tenant_of(api_key=caller.server_key, name=tenant_name, cache_salt=salt)
     return RequestContext(services=services, headers=request.headers, caller=caller, tenant=tenant)
 
 

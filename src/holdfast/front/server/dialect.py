@@ -44,7 +44,7 @@ class Operation:
     shape: Shape  # if empty, /openapi.json omits the operation
     summary: str = ""  # for the start page, which lists only operations with a summary
     needs_key: bool = True
-    needs_admin: bool = False  # see `access.check_admin`
+    needs_admin: bool = False  # only callers that may administer the server can use it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -68,7 +68,7 @@ def operation(
     shapes: the parts of the operation's description in /openapi.json.
     """
 
-    def wrap(handler: Handler) -> Operation:
+    def operation_of(handler: Handler) -> Operation:
         return Operation(
             method=method,
             path=path,
@@ -79,7 +79,7 @@ def operation(
             needs_admin=needs_admin,
         )
 
-    return wrap
+    return operation_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +127,13 @@ class DialectTable:
         self._open_folders = tuple(path.partition("{")[0] for path in without_key if "{" in path)
         self.serves = "; ".join(dialect.serves for dialect in dialects if dialect.serves)
         self._by_prefix = {prefix: dialect for dialect in dialects for prefix in dialect.prefixes}
-        fixed = {each.path for each in self.operations if "{" not in each.path} - {"/"}
-        known = [(*path.split("/"), "")[1:3] for path in (*self._by_prefix, *fixed)]
-        self._under_version = {second for first, second in known if first == _VERSION}
-        self._without_version = {first for first, _ in known if first != _VERSION} | {_VERSION}
-        endings = [path.removeprefix(f"/{_VERSION}") for path in fixed]
-        self._endings = sorted(endings, key=len, reverse=True)
+        fixed_paths = {each.path for each in self.operations if "{" not in each.path} - {"/"}
+        # the first two segments of each path, which tell whether it begins with /v1
+        beginnings = [(*path.split("/"), "")[1:3] for path in (*self._by_prefix, *fixed_paths)]
+        self._under_version = {second for first, second in beginnings if first == _VERSION}
+        self._without_version = {first for first, _ in beginnings if first != _VERSION} | {_VERSION}
+        path_endings = [path.removeprefix(f"/{_VERSION}") for path in fixed_paths]
+        self._path_endings = sorted(path_endings, key=len, reverse=True)
 
     def is_open(self, path: str) -> bool:
         """Whether a path needs no API key."""
@@ -152,8 +153,8 @@ class DialectTable:
 
     def by_headers(self, headers: Mapping[str, str]) -> Dialect:
         """The protocol that a client's headers reveal; by default the first protocol."""
-        found = (dialect for dialect in self.dialects if dialect.matches_headers(headers))
-        return next(found, self.dialects[0])
+        matching = (dialect for dialect in self.dialects if dialect.matches_headers(headers))
+        return next(matching, self.dialects[0])
 
     def served_path(self, path: str) -> str:
         """The path without repeated slashes, and with exactly one /v1 if the served path has one.
@@ -172,10 +173,10 @@ class DialectTable:
 
     def suggested_path(self, path: str) -> str | None:
         """The served path that an unknown path ends with, such as /v1/chat/completions for
-        /openai/v2/chat/completions.
+        /openai/v2/chat/completions. None if it ends with none.
         """
-        found = next((ending for ending in self._endings if path.endswith(ending)), None)
-        return None if found is None else self.served_path(found)
+        longest = next((ending for ending in self._path_endings if path.endswith(ending)), None)
+        return None if longest is None else self.served_path(longest)
 
 
 def problem_body(problem: Problem, dialect: Dialect) -> bytes:
@@ -188,8 +189,9 @@ def answer_of(error: Exception, scope: Scope) -> Response:
     table: DialectTable = scope["app"].state.dialects
     path = table.served_path(scope["path"])
     dialect = table.for_path(path, Headers(scope=scope))
-    is_of_path = isinstance(error, HTTPException)
-    problem = _path_problem(path, scope, dialect) if is_of_path else problem_of(error)
+    # the web framework raises HTTPException only for an unknown path or method
+    is_routing_error = isinstance(error, HTTPException)
+    problem = _path_problem(path, scope, dialect) if is_routing_error else problem_of(error)
     record: RequestRecord = scope[RECORD]
     record_problem(record, problem, error)
     status = dialect.statuses.get(problem.code, problem.status)
@@ -231,17 +233,19 @@ def _path_problem(path: str, scope: Scope, dialect: Dialect) -> Problem:
             message=f"{dialect.name} is not served by this version of Holdfast yet ({method} {path}). "
             f"It serves {table.serves}",
         )
-    matching = [route for route in app.routes if route.matches(scope)[0] is not Match.NONE]
-    if matching:
-        allow = ", ".join(sorted({route.endpoint.method for route in matching}))
+    matching_routes = [route for route in app.routes if route.matches(scope)[0] is not Match.NONE]
+    if matching_routes:
+        allow = ", ".join(sorted({route.endpoint.method for route in matching_routes}))
         return Problem(
             status=405,
             code="method_not_allowed",
             message=f"this path allows only {allow}",
             headers={"allow": allow},
         )
-    meant = table.suggested_path(path)
-    hint = f". It serves {table.serves}" if meant is None else f"; did you mean {meant}?"
+    suggestion = table.suggested_path(path)
+    hint = f". It serves {table.serves}"
+    if suggestion is not None:
+        hint = f"; did you mean {suggestion}?"
     return Problem(
         status=404,
         code="unknown_path",

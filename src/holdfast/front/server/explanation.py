@@ -93,32 +93,36 @@ def explain_choice(
 ) -> Explanation:
     """Explain how much of the prompt of one choice was cached.
 
-    The arguments other than `event` are facts that only the front knows.
+    The arguments other than `event` are facts that the worker does not know.
+
+    put_back_tokens: tokens of earlier answers that the prompt contains exactly as generated.
+    dropped_tokens: tokens of earlier answers that the chat template or the client left out.
+    unenforced: paths of schema keywords that no grammar enforces.
     """
-    memory = event.memory
+    cache = event.memory
     timings = event.timings
     difference = _difference(event)
     return Explanation(
         index=event.index,
         prompt_tokens=event.prompt_tokens,
-        ram_tokens=memory.ram_tokens,
-        moved_tokens=memory.moved_tokens,
-        shared_tokens=memory.shared_tokens,
-        disk_tokens=memory.disk_tokens,
+        ram_tokens=cache.ram_tokens,
+        moved_tokens=cache.moved_tokens,
+        shared_tokens=cache.shared_tokens,
+        disk_tokens=cache.disk_tokens,
         read_tokens=event.read_tokens,
-        read_ahead_tokens=memory.read_ahead_tokens,
-        unused_tokens=memory.unused_tokens,
+        read_ahead_tokens=cache.read_ahead_tokens,
+        unused_tokens=cache.unused_tokens,
         put_back_tokens=put_back_tokens,
         dropped_tokens=dropped_tokens,
-        reason=memory.outcome,
+        reason=cache.outcome,
         explanation=_in_words(event, difference, dropped_tokens=dropped_tokens),
         difference=difference,
         seconds=SecondsSpent(
             accept=accept_seconds,
             queue=timings.queue_seconds,
-            lookup=memory.lookup_seconds,
-            waited_for_another=memory.waited_seconds,
-            restore=memory.restore_seconds,
+            lookup=cache.lookup_seconds,
+            waited_for_another=cache.waited_seconds,
+            restore=cache.restore_seconds,
             prefill=timings.prefill_seconds,
             first_text=first_text_seconds,
         ),
@@ -128,18 +132,20 @@ def explain_choice(
 
 
 def _difference(event: ChoiceFinished) -> Difference | None:
-    where = event.memory.divergence
+    """The first difference from the cached prompt; None if there is none or it is not known."""
+    divergence = event.memory.divergence
     texts = event.divergent
-    if where is None or texts is None:
+    if divergence is None or texts is None:
         return None
     return Difference(
-        position=where.position,
+        position=divergence.position,
         before=texts.before,
-        stored=TokenShown(id=where.stored_token_id, text=texts.stored),
-        prompt=TokenShown(id=where.prompt_token_id, text=texts.prompt),
+        stored=TokenShown(id=divergence.stored_token_id, text=texts.stored),
+        prompt=TokenShown(id=divergence.prompt_token_id, text=texts.prompt),
     )
 
 
+# {unused}: number of cached tokens that could not be used; {place}: empty, or where the prompts differ
 _SENTENCES = {
     CacheOutcome.COMPLETE: "The whole prompt was cached; the last token is always recomputed.",
     CacheOutcome.NEW_TOKENS: "The whole cached prefix was used; the rest of the prompt is new.",
@@ -174,10 +180,11 @@ _SENTENCES = {
 
 
 def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
-    memory = event.memory
+    """The explanation for people, in sentences. It may quote the prompt."""
+    cache = event.memory
     sentences: list[str] = []
-    if memory.outcome is not CacheOutcome.DIVERGED:
-        sentences.append(_reason_in_words(memory.outcome, memory.unused_tokens))
+    if cache.outcome is not CacheOutcome.DIVERGED:
+        sentences.append(_reason_in_words(cache.outcome, cache.unused_tokens))
     if difference is not None:
         sentences.append(
             f"The prompt differs from the cached prompt at token {difference.position:,}, after "
@@ -189,12 +196,12 @@ def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_t
             "The chat template or the client omits parts of earlier answers, such as reasoning: "
             f"{dropped_tokens:,} generated tokens are not in the prompt as they were generated."
         )
-    if memory.read_ahead_tokens:
+    if cache.read_ahead_tokens:
         sentences.append(
-            f"{memory.read_ahead_tokens:,} tokens were prefilled for this turn in advance, while "
+            f"{cache.read_ahead_tokens:,} tokens were prefilled for this turn in advance, while "
             "the server was idle."
         )
-    if memory.waited_for_another:
+    if cache.waited_for_another:
         sentences.append("The request waited while another request prefilled the same prefix.")
     if event.resumptions:
         sentences.append("A worker died during the request; another one continued it.")

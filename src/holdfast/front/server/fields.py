@@ -32,7 +32,7 @@ INT32_MAX = 2**31 - 1
 # deferred until the first request with a model: building all of them is a sixth of what importing the
 # front costs, and most servers see one protocol
 STRICT = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, defer_build=True)
-ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"
+ONE, MANY = TAG_MARK + "one", TAG_MARK + "many"  # tags of unions: one value, or a list
 # 0: the prompt is only prefilled and cached
 MaxTokens = Annotated[int, Field(ge=0, le=INT32_MAX)]
 Model = Annotated[str, Field(min_length=1)]
@@ -50,6 +50,7 @@ _EFFORTS: Mapping[str, ThinkingEffort] = {
     "xhigh": "max",
     **{effort: effort for effort in get_args(ThinkingEffort)},
 }
+# request fields that switch thinking on or off, and those that limit its tokens
 _SWITCHES = ("reasoning_effort", "enable_thinking", "thinking", "think")
 _BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens")
 THINKING_FIELDS = (*_SWITCHES, *_BUDGETS)
@@ -63,14 +64,16 @@ FunctionName = Annotated[
 ToolMode: TypeAlias = Literal["auto", "none", "required"]
 _log = logging.getLogger(__name__)
 _NOT_YET = "this version does not support it yet"
-_MOST_REMEMBERED = 1000
+_MOST_LOGGED_NAMES = 1000  # clients choose the names
 _already_logged: set[str] = set()
 _MEDIA_WORDS = ("image", "audio", "video", "file", "document", "container_upload", "search_result")
 _MEDIA_TYPE = re.compile(r"^(?:data:)?([a-z]{1,20}/[a-zA-Z0-9.+-]{1,60})(?:[;,]|\Z)")
 WITH_IMAGES = frozenset({"user", "tool", "function"})  # roles of messages that may have images
-_REFUSED_IF_NEW = frozenset({"user", "system", "developer"})  # roles; of others, parts become notes
-_LONGEST_SHOWN = 40
-_LONGEST_NAMED = 100
+# roles of messages whose unreadable parts are refused in a new message, because the user can still
+# change it; in older messages, and in those of other roles, a note replaces the part
+_REFUSED_IF_NEW = frozenset({"user", "system", "developer"})
+_LONGEST_SHOWN = 40  # characters of a part's type that a message quotes
+_LONGEST_MEDIA_TYPE = 100  # characters at the beginning of a value that are searched for it
 
 
 def optional(description: str) -> Any:
@@ -83,11 +86,11 @@ def sampled(name: str, **bounds: float) -> Any:
 
     bounds: the protocol's `ge`, `gt` and `le`, where they differ from Holdfast's.
     """
-    field = SAMPLING_RANGES[name]
-    ends: dict[str, Any] = {"le": field.highest, **bounds}
-    if "gt" not in ends:
-        ends.setdefault("ge", field.lowest)
-    return Field(None, description=field.meaning, **ends)
+    parameter = SAMPLING_RANGES[name]
+    constraints: dict[str, Any] = {"le": parameter.highest, **bounds}
+    if "gt" not in constraints:
+        constraints.setdefault("ge", parameter.lowest)
+    return Field(None, description=parameter.meaning, **constraints)
 
 
 def one_or_many(value: Any) -> str:
@@ -109,10 +112,10 @@ def refuse_above(value: int | None, limit: int, *, field: str) -> None:
         raise invalid_field(field, f"must be at most {limit}, got {value}")
 
 
-def refuse_too_many(given: Sequence[object], most: int, *, field: str) -> None:
-    """Raise RequestRefused if a list has too many items."""
-    if len(given) > most:
-        raise invalid_field(field, f"must have at most {most} items, got {len(given)}")
+def refuse_too_many(items: Sequence[object], most: int, *, field: str) -> None:
+    """Raise RequestRefused if a list has too many items. field: the request field of the list."""
+    if len(items) > most:
+        raise invalid_field(field, f"must have at most {most} items, got {len(items)}")
 
 
 class ThinkingOptions(BaseModel):
@@ -134,7 +137,8 @@ class ReasoningOptions(BaseModel):
     enabled: bool | None = optional("Whether to think.")
 
 
-def _kind(value: Any) -> str:
+def _switch_tag(value: Any) -> str:
+    """The discriminator of `Switch`."""
     if isinstance(value, dict | BaseModel):
         return _OBJECT
     return _WORD if isinstance(value, str) else _SWITCH
@@ -144,8 +148,9 @@ Switch = Annotated[
     Annotated[bool, Tag(_SWITCH)]
     | Annotated[EffortWord, Tag(_WORD)]
     | Annotated[ThinkingOptions, Tag(_OBJECT)],
-    Discriminator(_kind),
+    Discriminator(_switch_tag),
 ]
+"""A field that switches thinking on or off: a boolean, a word, or an object with details."""
 
 
 def thinking_of(*, values: Mapping[str, Any]) -> Thinking:
@@ -170,6 +175,7 @@ def thinking_of(*, values: Mapping[str, Any]) -> Thinking:
 
 
 def _effort(value: Any) -> ThinkingEffort | None:
+    """The effort that the value of one field asks for; None if it asks for none."""
     if isinstance(value, ThinkingOptions):
         value = value.type or (None if value.budget_tokens is None else True)
     if isinstance(value, bool):
@@ -266,6 +272,7 @@ class SharedFields(CacheSaltField):
 
         Raises RequestRefused for an invalid session or priority.
         """
+        # texts that identify the session if nothing else names it
         keys = (self.prompt_cache_key, *map(context.headers.get, self.session_headers))
         key = next(filter(None, keys), "")
         return {
@@ -303,11 +310,11 @@ def checked_tool_choice(
     parallel: whether one answer may contain several calls.
     field: the field that an error names.
     """
-    known = {tool["function"]["name"] for tool in tools}
-    if mode == "required" and not (known or names):
+    tool_names = {tool["function"]["name"] for tool in tools}
+    if mode == "required" and not (tool_names or names):
         raise invalid_field(field, "requires a tool call, but the request has no tools")
     for name in names:
-        if name not in known:
+        if name not in tool_names:
             raise invalid_field(field, "no tool has this name", shown=f": {name[:100]!r}")
     return ToolChoice(mode=mode, names=tuple(dict.fromkeys(names)), parallel=parallel)
 
@@ -331,18 +338,21 @@ def checked_definitions(
     names: set[str] = set()
     parts = 0
     for place, tool in enumerate(tools):
-        function, named = tool["function"], fields[place] if fields else field.format(place)
+        function = tool["function"]
+        tool_field = fields[place] if fields else field.format(place)
         if (name := function["name"]) in names:
             raise invalid_field(
-                f"{named}.name", "more than one tool has this name", shown=f": {name!r}"
+                f"{tool_field}.name", "more than one tool has this name", shown=f": {name!r}"
             )
         nesting = nesting_of(function.get("parameters"), most_parts=most_parts)
         if nesting.levels > _DEEPEST_SCHEMA:
-            raise invalid_field(f"{named}.{schema}", f"must have at most {_DEEPEST_SCHEMA} levels")
+            raise invalid_field(
+                f"{tool_field}.{schema}", f"must have at most {_DEEPEST_SCHEMA} levels"
+            )
         parts += nesting.parts
         if parts > most_parts:
             raise invalid_field(
-                named,
+                tool_field,
                 f"the tool definitions together have more than {most_parts:,} keys and values",
             )
         names.add(name)
@@ -376,13 +386,14 @@ class UnsupportedFields:
 
 
 def _equal_in_json(value: Any, neutral: Any) -> bool:
+    """Whether both values are the same in JSON."""
     # True == 1 in Python, but not in JSON.
     return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
 
 
 def log_once(message: str, name: str) -> None:
-    """Log a warning once for each name. message: a format string for the name."""
-    if name not in _already_logged and len(_already_logged) < _MOST_REMEMBERED:
+    """Log a warning once for each name. message: its text, with one %-format for the name."""
+    if name not in _already_logged and len(_already_logged) < _MOST_LOGGED_NAMES:
         _already_logged.add(name)
         _log.warning(message, name[:100])
 
@@ -404,15 +415,19 @@ def media_error(kind: str, *, field: str) -> RequestRefused:
 
 def non_text_part(part: Mapping[str, Any], *, role: str, field: str) -> dict[str, Any]:
     """A part that is not text, as a part of a prompt: an image of the user or of a tool's result, or
-    else a note that says what was left out (`with_notes`).
+    else a note that says what was left out.
+
+    If the role is one of `_REFUSED_IF_NEW`, the note carries an error, which `with_notes` raises if
+    the message is a new one.
 
     role: of the message. field: the request field that contains the part.
     """
     kind = part["type"]
     if is_image_kind(kind) and role in WITH_IMAGES:
         return with_image(part, field)
-    known = next((word for word in _MEDIA_WORDS if word in kind), "another")  # kind may be secret
-    log_once("parts are left out of prompts, because no model here reads them: type %r", known)
+    # the log gets one of a few words, because the client's own text may be secret
+    media_word = next((word for word in _MEDIA_WORDS if word in kind), "another")
+    log_once("parts are left out of prompts, because no model here reads them: type %r", media_word)
     note = left_out_note(next(_media_types(part), kind[:_LONGEST_SHOWN]))
     if role in _REFUSED_IF_NEW:
         return unreadable_part(note, part_error(kind, field=field))
@@ -433,4 +448,4 @@ def _media_types(part: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, dict):
             yield from _media_types(value)
         elif isinstance(value, str) and (name == "media_type" or value.startswith("data:")):
-            yield from _MEDIA_TYPE.findall(value[:_LONGEST_NAMED])
+            yield from _MEDIA_TYPE.findall(value[:_LONGEST_MEDIA_TYPE])

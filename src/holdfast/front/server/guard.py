@@ -39,10 +39,11 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # RFC 7239, section 4
 _FOR = re.compile(r'(?:^|[;,])\s*for\s*=\s*("[^"]*"|[^;,\s]*)', re.IGNORECASE)
-_MOST_HOPS = 32
+_MOST_HOPS = 32  # addresses that are read of the list in one header
 
 _LONGEST_NAME = 253
 _PORT = r"(?::([0-9]{1,5}))?"
+# a Host header: (1) the name or address, (2) the port
 _NAMED = re.compile(rf"((?:[A-Za-z0-9_-]{{1,63}}\.)*[A-Za-z0-9_-]{{1,63}})\.?{_PORT}")
 _BRACKETED = re.compile(rf"\[([0-9A-Fa-f:.]{{2,45}})\]{_PORT}")
 _LAST_PORT = 65535
@@ -91,20 +92,20 @@ def host_name(header: str) -> str | None:
     The whole header has to match: a lenient parser could read either host from
     `localhost:80@evil.com`.
     """
-    found = _NAMED.fullmatch(header) or _BRACKETED.fullmatch(header)
-    if found is None or int(found[2] or 0) > _LAST_PORT or len(found[1]) > _LONGEST_NAME:
+    match = _NAMED.fullmatch(header) or _BRACKETED.fullmatch(header)
+    if match is None or int(match[2] or 0) > _LAST_PORT or len(match[1]) > _LONGEST_NAME:
         return None
-    if header.startswith("[") and not (":" in found[1] and is_address(found[1])):
+    if header.startswith("[") and not (":" in match[1] and is_address(match[1])):
         return None
-    return normal_name(found[1])
+    return normal_name(match[1])
 
 
 def address_of(scope: Scope) -> str:
     """The server's URL by which the client came, so that examples work on the client's machine."""
     host = Headers(scope=scope).get("host", "")
     if host_name(host) is None:
-        place, port = scope.get("server") or ("127.0.0.1", 80)
-        host = f"[{place}]:{port}" if ":" in place else f"{place}:{port}"
+        address, port = scope.get("server") or ("127.0.0.1", 80)
+        host = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     return f"{scope['scheme']}://{host}"
 
 
@@ -141,10 +142,10 @@ def _address(name: str) -> Address | None:
         return None
 
 
-def trusted_networks(given: Iterable[str]) -> tuple[Network, ...]:
+def trusted_networks(texts: Iterable[str]) -> tuple[Network, ...]:
     """Parse the networks in `server.trusted_proxies`. Raises ConfigError if one is invalid."""
     networks: list[Network] = []
-    for text in given:
+    for text in texts:
         try:
             networks.append(ipaddress.ip_network(text.strip(), strict=False))
         except ValueError:
@@ -169,12 +170,12 @@ class ForwardedAddresses:
         """Pass the request on, with the client's address in place of a trusted proxy's."""
         client = scope.get("client")
         if scope["type"] == "http" and client and is_trusted(client[0], self._trusted):
-            found = self._origin(scope["headers"])
-            if found is not None:
-                scope["client"] = (str(found), 0)
+            address = self._client_address(scope["headers"])
+            if address is not None:
+                scope["client"] = (str(address), 0)
         await self._app(scope, receive, send)
 
-    def _origin(self, headers: Iterable[tuple[bytes, bytes]]) -> Address | None:
+    def _client_address(self, headers: Iterable[tuple[bytes, bytes]]) -> Address | None:
         """The client's address as seen by the outermost trusted proxy.
 
         Returns None if the address is missing or ambiguous. A proxy writes one of the two headers
@@ -185,26 +186,31 @@ class ForwardedAddresses:
         for name, value in headers:
             if name in values:
                 values[name].append(value.decode("latin-1"))
-        old = [hop for value in values[b"x-forwarded-for"] for hop in value.split(",")]
-        new = [hop for value in values[b"forwarded"] for hop in _FOR.findall(value)]
-        found = {self._first_untrusted(hops) for hops in (old, new) if hops}
-        return found.pop() if len(found) == 1 else None
+        x_forwarded_hops = [hop for value in values[b"x-forwarded-for"] for hop in value.split(",")]
+        forwarded_hops = [hop for value in values[b"forwarded"] for hop in _FOR.findall(value)]
+        addresses = {
+            self._last_untrusted(hops) for hops in (x_forwarded_hops, forwarded_hops) if hops
+        }
+        return addresses.pop() if len(addresses) == 1 else None
 
-    def _first_untrusted(self, hops: Sequence[str]) -> Address | None:
+    def _last_untrusted(self, hops: Sequence[str]) -> Address | None:
         """The last hop that is not a trusted proxy, or the first hop if all are trusted proxies.
 
-        The hops are read from the end: each was written by the hop after it, so it is only as
-        reliable as that hop. Returns None if a hop on the way has no readable address.
+        hops: the addresses that the request came from, in order: that of the client, then those of
+            proxies. Each was written by the hop after it, so it is only as reliable as that hop;
+            therefore they are read from the end.
+
+        Returns None if a hop on the way has no readable address.
         """
-        found: Address | None = None
+        client_address: Address | None = None
         for hop in reversed(hops[-_MOST_HOPS:]):
             address = _hop_address(hop)
             if address is None:
                 return None  # "unknown", or an obfuscated name
-            found = address
+            client_address = address
             if not is_trusted(str(address), self._trusted):
                 break
-        return found
+        return client_address
 
 
 def is_trusted(text: str, networks: Sequence[Network]) -> bool:
@@ -245,14 +251,16 @@ class Guard:
     ) -> None:
         self._app, self._dialects, self._keys, self._drain = app, dialects, keys, drain
         self._api_key = server.api_key
-        self._any_host = "*" in server.allowed_hosts
-        self._hosts = _LOOPBACK | {
+        self._allows_any_host = "*" in server.allowed_hosts
+        self._allowed_hosts = _LOOPBACK | {
             normal_name(name) for name in (server.host, *server.allowed_hosts)
         }
         # An attacker can rebind only names, not addresses. So if other machines can reach the
         # server at all, the Host header may be any IP address.
-        self._any_address = not is_loopback(server.host)
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in server.cors_origins)
+        self._allows_any_address = not is_loopback(server.host)
+        self._allowed_origins = frozenset(
+            origin.rstrip("/").lower() for origin in server.cors_origins
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the request; pass it to the application or answer with the refusal."""
@@ -273,28 +281,34 @@ class Guard:
         The caller of an accepted request is put into the scope.
         """
         headers: dict[bytes, bytes] = {}
-        sent: Iterable[tuple[bytes, bytes]] = scope["headers"]
-        for name, value in sent:
+        header_list: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        for name, value in header_list:
             if name in _ONCE and name in headers:
                 message = f"the header {name.decode()} was sent twice; send it once"
                 return RequestRefused(message, code="repeated_header", field=name.decode())
             headers[name] = value
-        if (misdirected := self._misdirected(headers)) is not None:
-            return misdirected
+        if (refusal := self._host_or_origin_refusal(headers)) is not None:
+            return refusal
         caller = caller_in(scope, headers, server_key=self._api_key, keys=self._keys)
         if caller is None and not self._dialects.is_open(path):
-            return _locked_out(headers)
+            return _key_refusal(headers)
         caller = caller or Caller(is_let_in=False)
-        if caller.is_admin and not caller.has_key and not self._is_at_the_machine(headers):
+        if caller.is_admin and not caller.has_key and not self._is_from_this_machine(headers):
             caller = replace(caller, is_admin=False)
         scope[CALLER] = caller
         scope[RECORD].key = caller.key_name
         return None
 
-    def _misdirected(self, headers: dict[bytes, bytes]) -> RequestRefused | None:
+    def _host_or_origin_refusal(self, headers: dict[bytes, bytes]) -> RequestRefused | None:
+        """The error for a Host or an Origin that is not allowed; None if both are.
+
+        This keeps web pages of others from using the server through a visitor's browser.
+        """
         host = headers.get(b"host", b"").decode("latin-1")
-        is_of_container = host_name(host) in _HOST_NAMES_IN_CONTAINERS and b"origin" not in headers
-        if not is_of_container and not self._knows_host(host):
+        is_from_container = (
+            host_name(host) in _HOST_NAMES_IN_CONTAINERS and b"origin" not in headers
+        )
+        if not is_from_container and not self._is_allowed_host(host):
             message = (
                 f"this server does not accept the host name {host[:100]!r}; to allow it, start the "
                 "server with --allowed-hosts and the name (server.allowed_hosts)"
@@ -303,8 +317,8 @@ class Guard:
         # Browsers send simple cross-origin POSTs without a preflight, so refusing preflights is not
         # enough.
         if (
-            "*" not in self._origins
-            and not self._is_own_page(headers)
+            "*" not in self._allowed_origins
+            and not self._is_program_or_allowed_page(headers)
             and not _is_local_page(headers)
         ):
             message = (
@@ -314,15 +328,20 @@ class Guard:
             return RequestRefused(message, status=403, code="origin_not_allowed")
         return None
 
-    def _knows_host(self, header: str) -> bool:
+    def _is_allowed_host(self, header: str) -> bool:
+        """Whether requests with this Host header are accepted."""
         # A page whose name is rebound to 127.0.0.1 passes the browser's same-origin check, but it
         # still sends its own name as the Host.
         name = host_name(header)
         if name is None:
-            return self._any_host and header == ""  # HTTP/1.0 has no Host
-        return self._any_host or name in self._hosts or (self._any_address and is_address(name))
+            return self._allows_any_host and header == ""  # HTTP/1.0 has no Host
+        return (
+            self._allows_any_host
+            or name in self._allowed_hosts
+            or (self._allows_any_address and is_address(name))
+        )
 
-    def _is_own_page(self, headers: dict[bytes, bytes]) -> bool:
+    def _is_program_or_allowed_page(self, headers: dict[bytes, bytes]) -> bool:
         """Whether a request comes from a program, a page of this server, or an allowed origin."""
         origin, host = (
             headers.get(name, b"").decode("latin-1").lower() for name in (b"origin", b"host")
@@ -330,39 +349,41 @@ class Guard:
         origin = origin.rstrip("/")
         return (
             b"origin" not in headers
-            or origin in self._origins
+            or origin in self._allowed_origins
             or origin.partition("://")[2] == host
         )
 
-    def _is_at_the_machine(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a local request comes from a program on this machine or from one of the server's
-        own pages.
+    def _is_from_this_machine(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a request over loopback comes from a program on this machine or from one of the
+        server's own pages.
 
         Requests from containers (recognized by the host name that they use), apps and other pages
         are not trusted.
         """
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
-        return self._is_own_page(headers) and (
-            host in self._hosts or host not in _HOST_NAMES_IN_CONTAINERS
+        return self._is_program_or_allowed_page(headers) and (
+            host in self._allowed_hosts or host not in _HOST_NAMES_IN_CONTAINERS
         )
 
 
 def _is_local_page(headers: dict[bytes, bytes]) -> bool:
+    """Whether the Origin is that of a page or app on the client's machine (see LOCAL_ORIGIN)."""
     return LOCAL_ORIGIN.fullmatch(headers.get(b"origin", b"").decode("latin-1").lower()) is not None
 
 
-def _locked_out(headers: dict[bytes, bytes]) -> RequestRefused:
+def _key_refusal(headers: dict[bytes, bytes]) -> RequestRefused:
+    """The error for a request without a valid API key."""
     keys = given_keys(headers)
     if len(set(keys.values())) > 1:
         names = " and ".join(name.decode() for name in keys)
         return RequestRefused(
             f"the headers {names} contain different API keys; send only one", code="repeated_header"
         )
-    what = "it is not this server's" if keys else "there is none"
+    fault = "it is not this server's" if keys else "there is none"
     if not keys and b"authorization" in headers:  # often the key alone, or an unset variable
-        what = "the header authorization does not have the form Bearer KEY"
+        fault = "the header authorization does not have the form Bearer KEY"
     message = (
-        f"Incorrect API key provided: {what}. Send the key as Authorization: Bearer KEY, x-api-key "
+        f"Incorrect API key provided: {fault}. Send the key as Authorization: Bearer KEY, x-api-key "
         "or api-key."
     )
     return RequestRefused(message, status=401, code="invalid_api_key")
@@ -376,10 +397,10 @@ def caller_in(
     if not server_key and not keys.is_needed:
         is_local = is_loopback(address) and not any(name in headers for name in _SIGNS_OF_PROXIES)
         return Caller(address=address, is_admin=is_local)
-    given = set(given_keys(headers).values())
-    if len(given) != 1:
+    secrets = set(given_keys(headers).values())
+    if len(secrets) != 1:
         return None
-    (secret,) = given
+    (secret,) = secrets
     if server_key and hmac.compare_digest(secret, server_key.encode()):
         return Caller(address=address, server_key=server_key, is_admin=not keys.names_an_admin)
     key = keys.find(secret)

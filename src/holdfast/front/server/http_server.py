@@ -34,12 +34,12 @@ from holdfast.front.server.problem import Problem
 from holdfast.front.server.services import Services
 from holdfast.machine.clocks import AwakeTimer, awake_clock
 
-MOST_HEAD_BYTES = 64 * 1024
+MOST_HEAD_BYTES = 64 * 1024  # request line and headers
 # size of a socket's send buffer; by default, Linux uses 4 MB for each client that does not read
 _MOST_UNSENT_BYTES = 128 << 10
-_LOG_SECONDS = 60.0
+_LOG_SECONDS = 60.0  # at most one line of the log per address in this time
 _MOST_ADDRESSES_LOGGED = 1000
-_BACKLOG = 2048
+_BACKLOG = 2048  # connections that the system holds until they are accepted
 _LAST_WORDS_SECONDS = 1.0  # time for answers that were cut off to send their error
 _POLL_SECONDS = 0.1  # how often a drain checks for a second signal
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -124,9 +124,13 @@ class HttpServer(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _drain_answers(self) -> None:
+        """Refuse new work and wait until running answers have ended.
+
+        The wait ends early at the time limit or a second signal.
+        """
         self._drain.begin(self._shutdown_seconds)
         self._services.models.library.stop()
-        await self._services.answers.resumable.cancel_lost()
+        await self._services.answers.resumable.cancel_lost()  # those whose client is gone
         self.server_state.default_headers = [
             *self.server_state.default_headers,
             (b"connection", b"close"),
@@ -140,7 +144,7 @@ class HttpServer(uvicorn.Server):
         if running and not self.force_exit:
             _log.info(
                 "waiting for %s, at most %g s; press Ctrl-C again to exit now",
-                _answers(running),
+                _answer_count(running),
                 self._shutdown_seconds,
             )
         while running and not self.force_exit and self._drain.seconds_left:
@@ -148,7 +152,7 @@ class HttpServer(uvicorn.Server):
                 running, timeout=min(_POLL_SECONDS, self._drain.seconds_left)
             )
         if running:
-            _log.info("%s cut off", _answers(running))
+            _log.info("%s cut off", _answer_count(running))
         else:
             await self._wait_for_tasks(_LAST_WORDS_SECONDS)
 
@@ -162,21 +166,25 @@ class HttpServer(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        previous_handlers = {number: signal.signal(number, self._stop) for number in _SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: have uvicorn begin the shutdown, or hurry it up.
+
+        The arguments are ignored: all signals of `_SIGNALS` mean the same.
+        """
         # Until the drain has begun, a second signal is treated like the first, because some
         # programs signal both a process and its group.
         self.force_exit = self.force_exit or self._drain.is_on
         self.should_exit = True
 
 
-def _answers(tasks: Collection[asyncio.Task[None]]) -> str:
+def _answer_count(tasks: Collection[asyncio.Task[None]]) -> str:
     return "1 answer" if len(tasks) == 1 else f"{len(tasks)} answers"
 
 
@@ -187,15 +195,15 @@ def listen(settings: ServerSettings) -> socket.socket:
     """
     host, port = settings.host.strip("[]"), settings.port
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(
             f"server.host {settings.host!r} is not an address of this machine: {error}"
         ) from None
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
+    family, socket_type, protocol, _, address = addresses[0]
+    listener = socket.socket(family, socket_type, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -213,11 +221,15 @@ def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
 
 
 def _url(host: str, port: int, *, scheme: str) -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"{scheme}://{shown}:{port}"
+    """The URL of an address; for a wildcard address, with the loopback address, which works."""
+    url_host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
+        host, f"[{host}]" if ":" in host else host
+    )
+    return f"{scheme}://{url_host}:{port}"
 
 
 def _bind_error(error: OSError, settings: ServerSettings, *, url: str) -> ConfigError:
+    """The error to show if the socket cannot be bound. url: what would have been served there."""
     where = f"port {settings.port} on {settings.host}"
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(host=settings.host, port=settings.port, url=url)
@@ -235,11 +247,12 @@ class ServerCertificate:
         Raises ConfigError if a file cannot be used.
         """
         self._certificate, self._key = certificate, key
-        self._current = self._read()
+        self._current_context = self._read()
         # A listener cannot change its TLS context, so this context passes each handshake to the
         # current one.
         self.context = self._read()
-        self.context.sni_callback = self._hand_over  # called even if the client names no host
+        # called at each handshake, even if the client names no host
+        self.context.sni_callback = self._use_current_context
 
     def reload(self) -> None:
         """Read the files again and use them for new connections.
@@ -247,18 +260,19 @@ class ServerCertificate:
         If the files are invalid, nothing changes.
         """
         try:
-            self._current = self._read()
+            self._current_context = self._read()
         except ConfigError as error:
             _log.error("the certificate is not reloaded: %s", error)
         else:
             _log.info("the certificate is reloaded from %s", self._certificate)
 
-    def _hand_over(
+    def _use_current_context(
         self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext
     ) -> None:
-        connection.context = self._current
+        connection.context = self._current_context
 
     def _read(self) -> ssl.SSLContext:
+        """Create a TLS context from the files. Raises ConfigError if one cannot be used."""
         for setting, path in (
             ("server.tls_cert", self._certificate),
             ("server.tls_key", self._key),
@@ -273,7 +287,7 @@ class ServerCertificate:
             context.load_cert_chain(self._certificate, self._key, password=_no_password)
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(
-                f"server.tls_cert, server.tls_key: {_unusable(error)}: {self._certificate}, "
+                f"server.tls_cert, server.tls_key: {_load_failure(error)}: {self._certificate}, "
                 f"{self._key}"
             ) from None
         return context
@@ -284,7 +298,8 @@ def _no_password() -> str:
     raise ValueError("the key needs a password; use a key without one")
 
 
-def _unusable(error: Exception) -> str:
+def _load_failure(error: Exception) -> str:
+    """Why OpenSSL cannot use certificate and key, in words for the user."""
     if not isinstance(error, ssl.SSLError):
         return str(error)
     if error.reason == "KEY_VALUES_MISMATCH":
@@ -306,15 +321,15 @@ class ConnectionCounter:
 
         trusted: proxies, which are not limited, because they connect for many clients.
         """
-        self._most = max_connections
+        self._max_connections = max_connections
         self._trusted = trusted
         self._clock = clock
-        self._open: Counter[str] = Counter()
-        self._logged: dict[str, float] = {}
+        self._open: Counter[str] = Counter()  # open connections by address
+        self._logged_at: dict[str, float] = {}  # time of the last line about each address
 
     def has_room(self, address: str) -> bool:
         """Whether an address may open one more connection."""
-        return self._open[address] < self._most or is_trusted(address, self._trusted)
+        return self._open[address] < self._max_connections or is_trusted(address, self._trusted)
 
     def opened(self, address: str) -> None:
         """Count a new connection."""
@@ -332,25 +347,28 @@ class ConnectionCounter:
         A line is not logged if the last line about this address is less than a minute old.
         """
         now = self._clock()
-        if now - self._logged.get(address, -_LOG_SECONDS) < _LOG_SECONDS:
+        if now - self._logged_at.get(address, -_LOG_SECONDS) < _LOG_SECONDS:
             return
-        if len(self._logged) >= _MOST_ADDRESSES_LOGGED:
-            self._logged = {
-                other: at for other, at in self._logged.items() if now - at < _LOG_SECONDS
+        if len(self._logged_at) >= _MOST_ADDRESSES_LOGGED:
+            self._logged_at = {
+                other: at for other, at in self._logged_at.items() if now - at < _LOG_SECONDS
             }
-        if len(self._logged) < _MOST_ADDRESSES_LOGGED:
-            self._logged[address] = now
+        if len(self._logged_at) < _MOST_ADDRESSES_LOGGED:
+            self._logged_at[address] = now
             _log.info("%s: %s (no more such lines about this address for a minute)", address, why)
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with more limits; uvicorn itself limits only idle connections.
 
-    The head of a request has a time limit. So does a pause within its body, unless the application
-    is slow to read. An answer may take any time, but a connection is closed if the client does
-    not read for too long: the transport reports when its buffer is full and when the
-    client has read most of the buffer. A slow client stays connected, because the time limit restarts after
-    every 50 kB or so.
+    The head of a request (request line and headers) has a time limit. So does a pause within its
+    body, unless the application is slow to read. An answer may take any time, but a connection is
+    closed if the client does not read for too long: the transport reports when its buffer is full
+    and when the client has read most of the buffer. A slow client stays connected, because the time
+    limit restarts after every 50 kB or so. Time in which the machine sleeps does not count.
+
+    A connection is refused if its address has too many, or if what it sends breaks a limit; from
+    then on, its data is ignored.
     """
 
     def __init__(
@@ -360,20 +378,21 @@ class BoundedProtocol(HttpToolsProtocol):
         dialects: DialectTable,
         connections_by_address: ConnectionCounter,
         config: uvicorn.Config,
-        **given: Any,
+        **uvicorn_arguments: Any,
     ) -> None:
-        super().__init__(config=config, **given)
+        super().__init__(config=config, **uvicorn_arguments)
         self._settings = settings
         self._dialects = dialects
         self._connections_by_address = connections_by_address
-        self._address = ""
-        self._is_counted = self._is_refused = False
-        self._in_body = False
+        self._address = ""  # of the client
+        self._is_counted = False  # the connection counts for its address
+        self._is_refused = False
+        self._in_body = False  # the head is complete, and the body may not be
         self._is_idle = True  # the connection is between two messages
         self._unparsed_bytes = 0  # bytes received since the parser last made progress
         self._body_at = 0.0  # time at which the body last made progress
-        self._timer: AwakeTimer | None = None
-        self._stall: AwakeTimer | None = None  # set while the buffer is full
+        self._timer: AwakeTimer | None = None  # limits the head or the body
+        self._stall_timer: AwakeTimer | None = None  # set while the transport's buffer is full
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Count a new connection; refuse it if its address has too many."""
@@ -398,7 +417,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection, whichever side closed it."""
         self._stop_timer()
-        self._stop_stall()
+        self._stop_stall_timer()
         if self._is_counted:
             self._is_counted = False
             self._connections_by_address.closed(self._address)
@@ -407,12 +426,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Make the application wait, because the transport's buffer is full."""
         super().pause_writing()
-        if self._stall is None:
-            self._stall = awake_clock().call_later(self._settings.stalled_seconds, self._give_up)
+        if self._stall_timer is None:
+            self._stall_timer = awake_clock().call_later(
+                self._settings.stalled_seconds, self._cancel_stalled
+            )
 
     def resume_writing(self) -> None:
         """Let the application continue, because the client has read most of the buffer."""
-        self._stop_stall()
+        self._stop_stall_timer()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
@@ -487,6 +508,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _head_is_late(self) -> None:
+        """Timer: the time limit of a head is over."""
         # These bytes are part of the next request; its time limit begins when this one is answered.
         if self.is_answering:
             self._start_timer(self._settings.head_seconds, self._head_is_late)
@@ -500,15 +522,21 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def _body_is_late(self) -> None:
+        """Timer: refuse the request, or wait on if bytes have arrived or the application reads
+        slowly.
+        """
         limit = self._settings.body_seconds
-        left = limit if self.flow.read_paused else self._body_at + limit - awake_clock().time()
-        if left > 0:
-            self._start_timer(left, self._body_is_late)
+        seconds_left = (
+            limit if self.flow.read_paused else self._body_at + limit - awake_clock().time()
+        )
+        if seconds_left > 0:
+            self._start_timer(seconds_left, self._body_is_late)
         else:
             self._refuse(408, "request_timeout", f"no byte of the body arrived for {limit:g} s")
 
-    def _give_up(self) -> None:
-        self._stall = None
+    def _cancel_stalled(self) -> None:
+        """Timer: close the connection, because the client has read nothing for too long."""
+        self._stall_timer = None
         address = ":".join(map(str, self.client or ("?",)))
         path = self.scope.get("path", "?") if self.scope else "?"
         _log.warning(
@@ -519,25 +547,32 @@ class BoundedProtocol(HttpToolsProtocol):
         )
         self.transport.abort()  # close() would wait for the client
 
-    def _start_timer(self, seconds: float, then: Callable[[], None]) -> None:
+    def _start_timer(self, seconds: float, on_timeout: Callable[[], None]) -> None:
+        """Start the timer of the head or the body, in place of the one that may be running."""
         self._stop_timer()
-        self._timer = awake_clock().call_later(seconds, functools.partial(self._timer_fired, then))
+        self._timer = awake_clock().call_later(
+            seconds, functools.partial(self._timer_fired, on_timeout)
+        )
 
-    def _timer_fired(self, then: Callable[[], None]) -> None:
+    def _timer_fired(self, on_timeout: Callable[[], None]) -> None:
         self._timer = None
-        then()
+        on_timeout()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _stop_stall(self) -> None:
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def _refuse_large_head(self, size: int) -> None:
+        """Refuse the connection if a head, or the part of it received so far, is too large.
+
+        size: in bytes.
+        """
         if size > MOST_HEAD_BYTES and not self._is_refused:
             self._refuse(
                 431,
@@ -548,7 +583,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, status: int, code: str, why: str) -> None:
         """Close the connection.
 
-        An error is sent first, unless an answer has begun or others are still to be sent.
+        An error is sent first, unless an answer has begun, or the answers to earlier requests on
+        this connection are still to be sent. why: a message for the client and the log.
         """
         self._is_refused = True
         self._stop_timer()

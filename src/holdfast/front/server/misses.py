@@ -1,5 +1,6 @@
-"""Remembers the last answers with many prompt tokens that could have been cached but were not, and
-finds out which line of the prompt has changed.
+"""Remembers cache misses, and finds out which line of the prompt has changed.
+
+A miss is an answer with many prompt tokens that could have been cached but were not.
 
 The worker knows only tokens. The front therefore keeps the texts of the last prompts, in memory only
 and within a limit, and compares a prompt that missed the cache with the most similar one of the same
@@ -32,11 +33,11 @@ MOST_PROMPTS = 24  # per tenant and model
 MOST_BYTES = 8 << 20  # of all prompts together
 LONGEST_LINE = 240  # characters of a changed line that are shown
 LINES_BEFORE = 2
-LEAST_LOST = 256  # tokens
-_ITEM_BYTES = 100  # of an item's places in the tables
+LEAST_LOST = 256  # tokens; an answer with fewer lost ones does not count as a miss
+_ITEM_BYTES = 100  # memory of an item's entries in `RecentMisses`, besides the item itself
 _TOOL = "the definition of the tool "
 _SYSTEM_PROMPT = "the system prompt"
-_SYSTEM = ("system", "developer")
+_SYSTEM_ROLES = ("system", "developer")
 _VERBS = {"added": "added", "left_out": "left out"}
 
 
@@ -90,7 +91,10 @@ class Miss:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prompt:
-    """A prompt: its tools and then its messages, or its text. Of images, it has digests."""
+    """A prompt as items: its tools and then its messages, or its text as the only item.
+
+    Of images, it has digests.
+    """
 
     items: tuple[Any, ...] = ()
     tools: int = 0  # how many of the items are tools
@@ -99,6 +103,8 @@ class _Prompt:
 
 @dataclass(slots=True)
 class _Tenant:
+    """What is remembered of one tenant, whose prompts are compared only with each other."""
+
     misses: deque[Miss] = field(default_factory=lambda: deque(maxlen=MOST_MISSES))
     # prompts by model, the last one at the end
     prompts: dict[str, deque[_Prompt]] = field(default_factory=dict)
@@ -107,16 +113,16 @@ class _Tenant:
 class RecentMisses:
     """The recent misses of each tenant. Thread-safe.
 
-    A prompt that continues an earlier one takes its place, with a look at its new messages only.
-    Only after a miss are the texts of two prompts put together and compared.
+    A prompt that continues an earlier one takes its place, for which only its new messages are
+    read. Only after a miss are the whole texts of two prompts compared.
     """
 
     def __init__(self) -> None:
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # the last used one at the end
-        # how many prompts have an item, by its identity: most share their tools and first turns
+        # how many prompts have an item, by `id(item)`: most share their tools and first turns
         self._uses: Counter[int] = Counter()
-        self._sizes: dict[int, int] = {}  # of these items, as they were first counted
-        self._bytes = 0
+        self._item_bytes: dict[int, int] = {}  # size of each of these items, by `id(item)`
+        self._total_bytes = 0
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Miss]:
@@ -128,31 +134,31 @@ class RecentMisses:
     @property
     def resident_bytes(self) -> int:
         """The size of all remembered prompts."""
-        return self._bytes
+        return self._total_bytes
 
     def check_invariants(self) -> None:
         """Assert that the items and their size are those of the remembered prompts."""
         with self._lock:
-            kept = [
+            remembered_items = [
                 item
                 for tenant in self._tenants.values()
                 for prompts in tenant.prompts.values()
                 for prompt in prompts
                 for item in prompt.items
             ]
-            assert self._uses == Counter(map(id, kept)), "the uses of an item are wrong"
-            once = {id(item): item for item in kept}
-            assert self._sizes == {key: _bytes_of(item) for key, item in once.items()}, (
+            assert self._uses == Counter(map(id, remembered_items)), "the uses of an item are wrong"
+            distinct = {id(item): item for item in remembered_items}
+            assert self._item_bytes == {key: _bytes_of(item) for key, item in distinct.items()}, (
                 "the size of an item is wrong"
             )
-            assert self._bytes == sum(self._sizes.values()), "the size is wrong"
+            assert self._total_bytes == sum(self._item_bytes.values()), "the size is wrong"
 
     def add_answer(
         self, request: GenerationRequest, explanation: Explanation, record: RequestRecord
     ) -> None:
         """Remember the prompt of an answer, and the answer if its prompt missed the cache.
 
-        Takes milliseconds for long prompts that missed it.
+        Takes milliseconds for a long prompt that missed it, so do not call it in the event loop.
         """
         prompt = _prompt_of(request)
         with self._lock:
@@ -171,12 +177,11 @@ class RecentMisses:
         tenant = self._tenants.setdefault(request.tenant, _Tenant())
         self._tenants.move_to_end(request.tenant)
         prompts = tenant.prompts.setdefault(request.model, deque())
-        continued = _continued(prompts, prompt)
-        closest = continued or _closest(prompts, prompt)
+        closest = _continued(prompts, prompt) or _closest(prompts, prompt)
         if explanation.reason.is_miss:
             closest = _closest(prompts, prompt)
-            earlier, parts = _parts(closest), _parts(prompt)
-            if lost_tokens(explanation, earlier, parts) >= LEAST_LOST:
+            earlier_parts, parts = _parts(closest), _parts(prompt)
+            if lost_tokens(explanation, earlier_parts, parts) >= LEAST_LOST:
                 tenant.misses.append(
                     Miss(
                         at=time.time(),
@@ -187,38 +192,40 @@ class RecentMisses:
                         client=record.client,
                         session_id=request.session_id,
                         explanation=explanation,
-                        change=change_between(earlier, parts),
+                        change=change_between(earlier_parts, parts),
                     )
                 )
         self._remember_prompt(prompts, prompt, closest)
 
     def _remember_prompt(self, prompts: deque[_Prompt], prompt: _Prompt, closest: _Prompt) -> None:
-        """closest: the remembered prompt of which the first items are taken, so that they are not
-        stored twice.
+        """Add a prompt, drop those that it continues, and drop others until all limits are met.
+
+        closest: the remembered prompt whose first items are equal; they are not stored twice.
         """
-        shared = _equal_items(closest, prompt)
-        items = (*closest.items[:shared], *prompt.items[shared:])
-        begun = closest if shared == len(closest.items) else _Prompt()
-        added = items[len(begun.items) :]
-        size = begun.resident_bytes + sum(map(_bytes_of, added))
-        kept = _Prompt(items, prompt.tools, size)
-        self._count(added, 1)
-        if begun.items:  # its items now belong to the new one
-            prompts.remove(begun)
+        shared_items = _equal_items(closest, prompt)
+        items = (*closest.items[:shared_items], *prompt.items[shared_items:])
+        continued = closest if shared_items == len(closest.items) else _Prompt()
+        new_items = items[len(continued.items) :]
+        size_bytes = continued.resident_bytes + sum(map(_bytes_of, new_items))
+        remembered = _Prompt(items, prompt.tools, size_bytes)
+        self._count(new_items, 1)
+        if continued.items:  # its items now belong to the new one
+            prompts.remove(continued)
         # the next turn of a conversation contains the earlier turns
-        for other in [each for each in prompts if _is_continued(each, kept)]:
+        for other in [each for each in prompts if _is_continued(each, remembered)]:
             self._drop(prompts, other)
-        prompts.append(kept)
-        if not items or size > MOST_BYTES // 4:
-            self._drop(prompts, kept)
+        prompts.append(remembered)
+        if not items or size_bytes > MOST_BYTES // 4:  # it would drive out too many others
+            self._drop(prompts, remembered)
         while len(prompts) > MOST_PROMPTS:
             self._drop(prompts, prompts[0])
-        while self._bytes > MOST_BYTES or len(self._tenants) > MOST_TENANTS:
+        while self._total_bytes > MOST_BYTES or len(self._tenants) > MOST_TENANTS:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        name, oldest = next(iter(self._tenants.items()))
-        prompts = next(filter(None, oldest.prompts.values()), None)
+        """Drop a prompt of the tenant that was used longest ago; if it has none, the tenant."""
+        name, oldest_tenant = next(iter(self._tenants.items()))
+        prompts = next(filter(None, oldest_tenant.prompts.values()), None)
         if prompts is not None:
             self._drop(prompts, prompts[0])
         elif len(self._tenants) > MOST_TENANTS:
@@ -230,16 +237,17 @@ class RecentMisses:
         prompts.remove(prompt)
         self._count(prompt.items, -1)
 
-    def _count(self, items: Iterable[Any], uses: Literal[1, -1]) -> None:
+    def _count(self, items: Iterable[Any], added_uses: Literal[1, -1]) -> None:
+        """Count one use more or less of each item. Its size counts while a prompt uses it."""
         for item in items:
-            before = self._uses[id(item)]
-            self._uses[id(item)] = before + uses
-            if not before:
-                self._sizes[id(item)] = _bytes_of(item)
-                self._bytes += self._sizes[id(item)]
-            elif not before + uses:
+            uses = self._uses[id(item)]
+            self._uses[id(item)] = uses + added_uses
+            if not uses:
+                self._item_bytes[id(item)] = _bytes_of(item)
+                self._total_bytes += self._item_bytes[id(item)]
+            elif not uses + added_uses:
                 del self._uses[id(item)]
-                self._bytes -= self._sizes.pop(id(item))
+                self._total_bytes -= self._item_bytes.pop(id(item))
 
 
 def _prompt_of(request: GenerationRequest) -> _Prompt:
@@ -257,6 +265,7 @@ def _prompt_of(request: GenerationRequest) -> _Prompt:
 
 
 def _with_digests(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with digests in place of its images, which would take too much memory."""
     content = message.get("content")
     if not isinstance(content, list | tuple) or not any(map(is_image, content)):
         return message
@@ -269,6 +278,7 @@ def _with_digest(part: Any) -> Any:
 
 
 def _is_continued(earlier: _Prompt, prompt: _Prompt) -> bool:
+    """Whether `prompt` begins with all items of the earlier one."""
     return earlier.items == prompt.items[: len(earlier.items)]
 
 
@@ -283,10 +293,11 @@ def _closest(prompts: deque[_Prompt], prompt: _Prompt) -> _Prompt:
     """
 
     def likeness(other: _Prompt) -> tuple[int, int]:
-        equal = _equal_items(other, prompt)
-        ours, theirs = (_parts(each, equal, equal + 1) for each in (prompt, other))
+        equal_items = _equal_items(other, prompt)
+        # the first items that differ; empty at the end of a prompt
+        ours, theirs = (_parts(each, equal_items, equal_items + 1) for each in (prompt, other))
         characters = common_length(ours[0].text, theirs[0].text) if ours and theirs else 0
-        return equal, characters
+        return equal_items, characters
 
     return max(reversed(prompts), key=likeness, default=_Prompt())
 
@@ -300,7 +311,7 @@ def _equal_items(one: _Prompt, other: _Prompt) -> int:
 
 
 def _bytes_of(item: Any) -> int:
-    """The memory that a prompt's item takes, including its place in the tables."""
+    """The memory that a prompt's item takes, including its entries in `RecentMisses`."""
     return _ITEM_BYTES + bytes_of(item)
 
 
@@ -310,19 +321,19 @@ def parts_of(request: GenerationRequest) -> Parts:
 
 
 def _parts(prompt: _Prompt, begin: int = 0, end: int | None = None) -> Parts:
-    """The parts of a prompt, or some of them."""
+    """The parts of a prompt, one for each item from index `begin` to before `end`."""
     parts: list[PromptPart] = []
-    for at, item in enumerate(prompt.items[begin:end], begin):
+    for index, item in enumerate(prompt.items[begin:end], begin):
         if isinstance(item, str):
             parts.append(PromptPart("the prompt", item))
-        elif at < prompt.tools:
+        elif index < prompt.tools:
             name = f"{_TOOL}{item.get('function', {}).get('name', '')}"
             parts.append(PromptPart(name, _as_json(item)))
         else:
-            number = at - prompt.tools + 1
+            number = index - prompt.tools + 1
             role = str(item.get("role", ""))
-            is_head = role in _SYSTEM and number == 1
-            name = _SYSTEM_PROMPT if is_head else f"message {number} ({role})"
+            is_system_prompt = role in _SYSTEM_ROLES and number == 1
+            name = _SYSTEM_PROMPT if is_system_prompt else f"message {number} ({role})"
             parts.append(PromptPart(name, *_text_of(item)))
     return tuple(parts)
 
@@ -333,50 +344,55 @@ def lost_tokens(explanation: Explanation, earlier: Parts, parts: Parts) -> int:
     These are tokens that are or were cached but could not be used, and those after the first change
     that the most similar earlier prompt has, too: without the change, they would have been found.
     The latter are estimated from the number of characters.
+
+    earlier, parts: the parts of the most similar earlier prompt, and of this prompt.
     """
     if not explanation.reason.is_miss:
         return 0
     if explanation.reason == CacheOutcome.FAILED:
         return explanation.read_tokens
-    per_character = explanation.prompt_tokens / max(1, _characters(parts))
-    at = _first_difference(earlier, parts)
-    if at is None:
+    tokens_per_character = explanation.prompt_tokens / max(1, _characters(parts))
+    index = _first_difference(earlier, parts)
+    if index is None:
         # the texts are the same, so the chat template has rendered them otherwise
-        shared = per_character * min(_characters(earlier), _characters(parts))
-        cached = explanation.prompt_tokens - explanation.read_tokens
-        repeated = shared - cached - explanation.prompt_tokens / 10  # the estimate is not exact
+        shared_tokens = tokens_per_character * min(_characters(earlier), _characters(parts))
+        cached_tokens = explanation.prompt_tokens - explanation.read_tokens
+        # less a tenth of the prompt, because the estimate is not exact
+        repeated_tokens = shared_tokens - cached_tokens - explanation.prompt_tokens / 10
     else:
-        repeated = per_character * _repeated_characters(earlier[at:], parts[at:])
-    lost = explanation.unused_tokens + max(0, int(repeated))
+        repeated_tokens = tokens_per_character * _repeated_characters(
+            earlier[index:], parts[index:]
+        )
+    lost = explanation.unused_tokens + max(0, int(repeated_tokens))
     return min(explanation.read_tokens, lost)
 
 
 def _first_difference(earlier: Parts, parts: Parts) -> int | None:
-    """The place of the first part that differs; None if one prompt only continues the other."""
+    """The index of the first part that differs; None if one prompt only continues the other."""
     pairs = enumerate(zip(earlier, parts, strict=False))
-    return next((at for at, (before, now) in pairs if before != now), None)
+    return next((index for index, (before, now) in pairs if before != now), None)
 
 
 def _repeated_characters(earlier: Parts, parts: Parts) -> int:
-    """How much of the parts, of which the first ones differ, is also in the earlier ones."""
+    """How many characters of `parts` are also in the earlier parts. The first parts differ."""
     texts = {part.text for part in earlier}
     repeated = sum(len(part.text) for part in parts if part.text in texts)
     if parts[0].text not in texts and parts[0].name == earlier[0].name:
         cached, now = earlier[0].text, parts[0].text
-        at = common_length(cached, now)
-        repeated += common_length(cached[at:][::-1], now[at:][::-1])
+        begin = common_length(cached, now)
+        repeated += common_length(cached[begin:][::-1], now[begin:][::-1])  # their common end
     return repeated
 
 
 def change_between(earlier: Parts, parts: Parts) -> TextChange | None:
     """The first difference; None if one prompt only continues the other."""
-    at = _first_difference(earlier, parts)
-    if at is None:
+    index = _first_difference(earlier, parts)
+    if index is None:
         return None
-    before, now = earlier[at], parts[at]
-    if now.text and now.text in {part.text for part in earlier[at + 1 :]}:
+    before, now = earlier[index], parts[index]
+    if now.text and now.text in {part.text for part in earlier[index + 1 :]}:
         return _whole_part(before, "left_out")
-    if before.text and before.text in {part.text for part in parts[at + 1 :]}:
+    if before.text and before.text in {part.text for part in parts[index + 1 :]}:
         return _whole_part(now, "added")
     if before.name == now.name:
         return _changed_line(before, now)
@@ -397,7 +413,7 @@ def change_between(earlier: Parts, parts: Parts) -> TextChange | None:
 
 
 def _whole_part(part: PromptPart, kind: Literal["added", "left_out"]) -> TextChange:
-    """A message or a tool was added or left out."""
+    """The change if a whole message or tool was added or left out."""
     name = "a system prompt" if part.name == _SYSTEM_PROMPT else part.name
     line = _line(part.text, 0, 0)
     return TextChange(
@@ -415,7 +431,7 @@ def _capital(text: str) -> str:
 
 
 def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
-    """Describe the first line that differs between two parts, one of which may be longer."""
+    """The change of the first line that differs between two parts with the same name."""
     cached, text = earlier.text, part.text
     images = {*earlier.images, *part.images}
     at = common_length(cached, text)
@@ -424,42 +440,45 @@ def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
         longer = cached if at == len(text) else text
         at += longer[at:].startswith("\n")
     begin = max(cached.rfind("\n", 0, at), text.rfind("\n", 0, at)) + 1
-    head = text[:begin].splitlines()
-    place = f"line {len(head) + 1} of {part.name}"
+    lines_before = text[:begin].splitlines()
+    place = f"line {len(lines_before) + 1} of {part.name}"
     kind, lines = _kind_of(cached[begin:], text[begin:])
     shown = (_line(cached, begin, at), _line(text, begin, at))
     changed = {"added": shown[1:], "left_out": shown[:1], "changed": shown}[kind]
     is_one_image = lines == 1 and images.issuperset(changed)
     if is_one_image:
-        place = f"image {sum(line in images for line in head) + 1} of {part.name}"
+        place = f"image {sum(line in images for line in lines_before) + 1} of {part.name}"
     summary = f"{_capital(place)} changed."
     if kind != "changed":
-        some = f"{lines:,} lines were"
+        subject = f"{lines:,} lines were"
         if lines == 1:
-            some = "An image was" if is_one_image else "A line was"
-        summary = f"{some} {_VERBS[kind]}: {'' if lines == 1 else 'from '}{place}."
+            subject = "An image was" if is_one_image else "A line was"
+        summary = f"{subject} {_VERBS[kind]}: {'' if lines == 1 else 'from '}{place}."
     return TextChange(
         kind=kind,
         summary=summary,
         place=place,
-        before="\n".join(line[:LONGEST_LINE] for line in head[-LINES_BEFORE:]),
+        before="\n".join(line[:LONGEST_LINE] for line in lines_before[-LINES_BEFORE:]),
         cached="" if kind == "added" else shown[0],
         now="" if kind == "left_out" else shown[1],
     )
 
 
 def _kind_of(cached: str, now: str) -> tuple[Literal["changed", "added", "left_out"], int]:
-    """What happened to texts of which the first lines differ, and to how many lines."""
+    """What happened between two texts whose first lines differ, and to how many lines.
+
+    Lines were added or left out if one text ends with the whole other one.
+    """
     kind: Literal["added", "left_out"] = "added" if len(now) > len(cached) else "left_out"
-    longer, rest = (now, cached) if kind == "added" else (cached, now)
-    more = longer[: len(longer) - len(rest)]
-    if not longer.endswith(rest) or (rest and not more.endswith("\n")):
+    longer, shorter = (now, cached) if kind == "added" else (cached, now)
+    extra = longer[: len(longer) - len(shorter)]
+    if not longer.endswith(shorter) or (shorter and not extra.endswith("\n")):
         return "changed", 1
-    return kind, max(1, len(more.splitlines()))
+    return kind, max(1, len(extra.splitlines()))
 
 
 def _line(text: str, begin: int, at: int) -> str:
-    """The line that begins at `begin`, cut around `at`."""
+    """The line that begins at `begin`, cut around position `at` if it is too long to show."""
     end = text.find("\n", begin)
     end = len(text) if end < 0 else end
     first = max(begin, at - LONGEST_LINE // 3)
@@ -468,8 +487,8 @@ def _line(text: str, begin: int, at: int) -> str:
 
 
 def _text_of(message: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """What a message says: its text, then its reasoning and calls as JSON; and those of the lines
-    that represent images.
+    """The text of a message, then its reasoning and calls as JSON; and the lines of that text that
+    represent images.
     """
     content = message.get("content")
     texts: list[str] = []
@@ -485,18 +504,19 @@ def _text_of(message: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
                 texts.append(part["text"])
             else:
                 texts.append(_as_json(part))
-    rest = {
+    other_fields = {
         name: value
         for name, value in message.items()
         if name not in ("role", "content") and value not in (None, "", [], ())
     }
-    if rest:
-        texts.append(_as_json(rest))
+    if other_fields:
+        texts.append(_as_json(other_fields))
     text = texts[0] if len(texts) == 1 else "\n".join(texts)
     return text, tuple(images)
 
 
 def _image_line(image: ImageSource | str) -> str:
+    """The line that represents an image, or an image of which only the digest is kept."""
     return f"[image {image.digest() if isinstance(image, ImageSource) else image}]"
 
 
@@ -506,5 +526,5 @@ def _as_json(value: object) -> str:
 
 
 def _characters(parts: Parts) -> int:
-    """The number of characters."""
+    """The number of characters in all parts."""
     return sum(len(part.text) for part in parts)

@@ -23,6 +23,7 @@ from holdfast.front.server.dialect import DialectTable, Operation, Shape
 _EVENT_STREAM = "text/event-stream"
 _JSON_LINES = "application/x-ndjson"
 _COMPONENTS = "#/components/schemas/{name}"
+# a variable in a path: (1) its name, before the type that Starlette allows after a colon
 _VARIABLE = re.compile(r"{(\w+)(?::\w+)?}")
 
 
@@ -42,9 +43,9 @@ def query_shape(parameters: Mapping[str, tuple[Any, str]]) -> Shape:
                 "in": "query",
                 "required": False,
                 "description": description,
-                "schema": kind,
+                "schema": value_type,
             }
-            for name, (kind, description) in parameters.items()
+            for name, (value_type, description) in parameters.items()
         ]
     }
 
@@ -85,17 +86,18 @@ def _schema_of(media_type: str, schema: Any) -> Any:
 
 
 def returns(
-    *wholes: type[Struct],
+    *whole_types: type[Struct],
     chunk: type[Struct] | None = None,
     chunk_type: str = _EVENT_STREAM,
     statuses: Sequence[str] = ("200",),
 ) -> Shape:
     """Describe the answers of an operation.
 
-    wholes: the possible types of a JSON answer.
+    whole_types: the possible types of a JSON answer.
     chunk: the type of the events of a stream, if the operation can stream.
     """
-    schemas = {"application/json": wholes[0] if len(wholes) == 1 else {"anyOf": wholes}}
+    whole = whole_types[0] if len(whole_types) == 1 else {"anyOf": whole_types}
+    schemas = {"application/json": whole}
     return response_shape(
         schemas if chunk is None else {**schemas, chunk_type: chunk}, statuses=statuses
     )
@@ -104,16 +106,18 @@ def returns(
 @lru_cache(maxsize=1)
 def description(table: DialectTable, *, version: str) -> dict[str, Any]:
     """The OpenAPI description of everything that a server serves."""
-    types: dict[str, type] = {}
+    types: dict[str, type] = {}  # all types that the operations use, by name
     paths: dict[str, dict[str, Any]] = {}
     for dialect in table.dialects:
-        failure = response_shape({"application/json": dialect.error_shape or {}})["responses"][
-            "200"
-        ]
+        error_response = response_shape({"application/json": dialect.error_shape or {}})[
+            "responses"
+        ]["200"]
         for each in dialect.operations:
             if each.shape:
                 path = paths.setdefault(_VARIABLE.sub(r"{\1}", each.path), {})
-                path[each.method.lower()] = _with_references(_described(each, failure), types)
+                path[each.method.lower()] = _with_references(
+                    _described(each, error_response), types
+                )
     schemes: dict[str, Any] = {"key": {"type": "http", "scheme": "bearer"}}
     for name in KEY_HEADER_NAMES:
         schemes[name] = {"type": "apiKey", "in": "header", "name": name}
@@ -130,24 +134,25 @@ def description(table: DialectTable, *, version: str) -> dict[str, Any]:
     }
 
 
-def _described(served: Operation, failure: Shape) -> dict[str, Any]:
-    name = getattr(served.handler, "__name__", served.path)
+def _described(operation: Operation, error_response: Shape) -> dict[str, Any]:
+    """The description of an operation, still with types in place of the schemas of bodies."""
+    name = getattr(operation.handler, "__name__", operation.path)
     parameters: list[Any] = [
         {"name": each, "in": "path", "required": True, "schema": str}
-        for each in _VARIABLE.findall(served.path)
+        for each in _VARIABLE.findall(operation.path)
     ]
-    parameters += served.shape.get("parameters", ())
+    parameters += operation.shape.get("parameters", ())
     parameters = [
         {**each, "schema": TypeAdapter(each["schema"]).json_schema()} for each in parameters
     ]
-    place = re.sub(r"\W", "_", _VARIABLE.sub(r"{\1}", served.path))
+    path_in_words = re.sub(r"\W", "_", _VARIABLE.sub(r"{\1}", operation.path))
     return {
         "summary": name.replace("_", " ").title(),
-        "description": (served.handler.__doc__ or "").strip(),
-        "operationId": f"{name}{place}_{served.method.lower()}",
-        **served.shape,
+        "description": (operation.handler.__doc__ or "").strip(),
+        "operationId": f"{name}{path_in_words}_{operation.method.lower()}",
+        **operation.shape,
         "parameters": parameters,
-        "responses": {**served.shape.get("responses", {}), "default": failure},
+        "responses": {**operation.shape.get("responses", {}), "default": error_response},
     }
 
 
@@ -156,8 +161,8 @@ def _with_references(node: Any, types: dict[str, type]) -> Any:
     if node is str:
         return {"type": "string"}
     if isinstance(node, type):
-        same = types.setdefault(node.__name__, node)
-        assert same is node, f"two types are called {node.__name__}"
+        known_type = types.setdefault(node.__name__, node)
+        assert known_type is node, f"two types are called {node.__name__}"
         return {"$ref": _COMPONENTS.format(name=node.__name__)}
     if isinstance(node, Mapping):
         return {key: _with_references(value, types) for key, value in node.items()}
@@ -167,11 +172,12 @@ def _with_references(node: Any, types: dict[str, type]) -> Any:
 
 
 def _schemas(types: Mapping[str, type]) -> dict[str, Any]:
+    """The schemas of all types by name: requests are pydantic models, and answers are structs."""
     requests = [(model, "validation") for model in types.values() if issubclass(model, BaseModel)]
     answers = [model for model in types.values() if not issubclass(model, BaseModel)]
-    _, of_requests = models_json_schema(
+    _, request_schemas = models_json_schema(
         requests,  # type: ignore[arg-type]
         ref_template=_COMPONENTS.replace("{name}", "{model}"),
     )
-    _, of_answers = msgspec.json.schema_components(answers, ref_template=_COMPONENTS)
-    return {**of_requests.get("$defs", {}), **of_answers}
+    _, answer_schemas = msgspec.json.schema_components(answers, ref_template=_COMPONENTS)
+    return {**request_schemas.get("$defs", {}), **answer_schemas}

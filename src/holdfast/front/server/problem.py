@@ -118,7 +118,9 @@ class RequestRefused(InvalidRequest):
         shown: str = "",
         retry_after_seconds: float = 1,
     ) -> None:
-        """field, shown: as in `HoldfastError`."""
+        """message: for the client. field: the request field at fault; empty if it is none.
+        shown: the end of the message that quotes the value, which the log leaves out.
+        """
         super().__init__(message, field=field, shown=shown)
         self.status = status
         self.code = code
@@ -185,12 +187,16 @@ def problem_of(error: BaseException) -> Problem:
         message = f"internal error ({type(error).__name__}); the server's log has the details"
     elif code == "internal_error":
         _log.error("unexpected %s: %s", type(error).__name__, error)
-    invalid = error if isinstance(error, InvalidRequest) else None
-    field = invalid.field if invalid else ""
-    if invalid is not None and code != _OVERFLOW and _OVERFLOW_WORDS.search(f"{message} {field}"):
+    invalid_request = error if isinstance(error, InvalidRequest) else None
+    field = invalid_request.field if invalid_request else ""
+    if (
+        invalid_request is not None
+        and code != _OVERFLOW
+        and _OVERFLOW_WORDS.search(f"{message} {field}")
+    ):
         # The words come from the request itself. A quoted value is left out. If the name of a field
         # has them, the status is 422, because agents search only a 400 for these words.
-        message = invalid.loggable
+        message = invalid_request.loggable
         if status == 400 and _OVERFLOW_WORDS.search(f"{message} {field}"):
             status = 422
     return Problem(
@@ -199,7 +205,7 @@ def problem_of(error: BaseException) -> Problem:
         message=message,
         headers=_headers(status, error),
         field=field or None,
-        cause=invalid,
+        cause=invalid_request,
     )
 
 
@@ -210,15 +216,17 @@ def record_problem(record: RequestRecord, problem: Problem, error: BaseException
 
 
 def _status_of(error: BaseException) -> tuple[int, str]:
+    """The HTTP status and the error code."""
     if isinstance(error, RequestRefused):
         return error.status, error.code
     if isinstance(error, SessionRefused):
         return _SESSION_FAILURES[error.failure]
-    known = (_PROBLEMS[kind] for kind in type(error).__mro__ if kind in _PROBLEMS)
-    return next(known, (500, "internal_error"))
+    by_class = (_PROBLEMS[each] for each in type(error).__mro__ if each in _PROBLEMS)
+    return next(by_class, (500, "internal_error"))
 
 
 def _headers(status: int, error: BaseException) -> Mapping[str, str]:
+    """The headers that tell clients whether and when to try again, and what is accepted."""
     if status in (429, 503):
         seconds = getattr(error, "retry_after_seconds", 1)
         return {"retry-after": str(max(1, math.ceil(seconds)))}
@@ -230,5 +238,6 @@ def _headers(status: int, error: BaseException) -> Mapping[str, str]:
     # After a time limit, the client or administrator who set it decides about a retry; a chat
     # template that overran, or that left out an image, would do so again.
     is_final = isinstance(error, TimeLimitExceeded | TemplateOverrun | ImageUnresolved)
+    # a request that has killed several workers would kill the next one, too
     is_deadly = isinstance(error, GenerationFailed) and error.is_deadly
     return _NO_RETRY if is_final or is_deadly else {}

@@ -21,7 +21,7 @@ from holdfast.front.server.problem import RequestRefused, invalid_field
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 C = TypeVar("C", bound=str)
-_LONGEST_SHOWN = 60
+_LONGEST_SHOWN = 60  # characters of an invalid value that a message quotes
 _DIGITS = re.compile(r"[0-9]{1,19}")
 _NOT_JSON = "json_invalid"
 _GZIP = zlib.MAX_WBITS | 16
@@ -29,11 +29,14 @@ _GZIP = zlib.MAX_WBITS | 16
 _CODINGS = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS, "identity": None, "": None}
 _NAMED_CODINGS = "gzip or deflate"
 _DECOMPRESSED_AT_ONCE = 1 << 20  # takes about 2 ms
-_ESCAPE = re.compile(  # a JSON escape; an escaped backslash consumes both characters
+# a JSON escape, of which a whole surrogate pair is one; `half` matches half a pair. An escaped
+# backslash consumes both characters, so that it does not begin another escape.
+_ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
 _REPLACEMENT = b"\\ufffd"
+# pydantic's type of an error → OpenAI's error code
 _CODES = {"missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter"}
 
 
@@ -70,17 +73,17 @@ async def _decompressed(pieces: AsyncIterator[bytes], coding: str) -> AsyncItera
     """Yield the body in pieces of bounded size, because a small body may expand a thousandfold."""
     decompressor: zlib._Decompress | None = None
     async for piece in pieces:
-        rest = piece
+        unread = piece
         is_full = False
         # after a full piece, zlib may hold more output even though it has consumed all its input
-        while rest or is_full:
+        while unread or is_full:
             if decompressor is None or decompressor.eof:  # gzip may consist of several members
-                decompressor = zlib.decompressobj(wbits=_window_bits(coding, rest))
+                decompressor = zlib.decompressobj(wbits=_window_bits(coding, unread))
             try:
-                decompressed = decompressor.decompress(rest, _DECOMPRESSED_AT_ONCE)
+                decompressed = decompressor.decompress(unread, _DECOMPRESSED_AT_ONCE)
             except zlib.error as error:
                 raise _damaged(coding, str(error)) from None
-            rest = decompressor.unused_data if decompressor.eof else decompressor.unconsumed_tail
+            unread = decompressor.unused_data if decompressor.eof else decompressor.unconsumed_tail
             is_full = len(decompressed) == _DECOMPRESSED_AT_ONCE and not decompressor.eof
             yield decompressed
             await asyncio.sleep(0)
@@ -93,9 +96,9 @@ def _window_bits(coding: str, beginning: bytes) -> int:
 
     Some clients send deflate data without the zlib header, whose first byte contains the method 8.
     """
-    bits = _CODINGS[coding]
-    assert bits is not None, "a plain body is not decompressed"
-    return -zlib.MAX_WBITS if coding == "deflate" and beginning[0] & 15 != 8 else bits
+    window_bits = _CODINGS[coding]
+    assert window_bits is not None, "a plain body is not decompressed"
+    return -zlib.MAX_WBITS if coding == "deflate" and beginning[0] & 15 != 8 else window_bits
 
 
 def _damaged(coding: str, why: str) -> RequestRefused:
@@ -130,10 +133,10 @@ def parse(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:
-        first = _first_fault(error)
-        if first["type"] == _NOT_JSON and (mended := _ESCAPE.sub(_whole_character, body)) != body:
+        fault = _first_fault(error)
+        if fault["type"] == _NOT_JSON and (mended := _ESCAPE.sub(_whole_character, body)) != body:
             return parse(model, mended)
-        raise _refusal(first) from None
+        raise _refusal(fault) from None
 
 
 def validated(model: type[M], content: Mapping[str, Any]) -> M:
@@ -155,22 +158,27 @@ def number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int
 
 
 def choice_in(query: Mapping[str, str], name: str, choices: Collection[C], default: C) -> C:
-    """One of the words that a query may have; the default if it is missing. Raises
-    RequestRefused.
+    """The value of a query's parameter, one of `choices`; the default if it is missing.
+
+    Raises RequestRefused for any other value.
     """
-    given = query.get(name, default)
+    text = query.get(name, default)
     for choice in choices:
-        if choice == given:
+        if choice == text:
             return choice
     raise invalid_field(name, f"must be one of {', '.join(choices)}")
 
 
 def _whole_character(escape: re.Match[bytes]) -> bytes:
+    """The escape itself, or U+FFFD in place of half a surrogate pair."""
     return _REPLACEMENT if escape["half"] else escape[0]
 
 
 def field_name(location: tuple[int | str, ...]) -> str:
-    """The location of an error as a dotted path, such as messages.0.content."""
+    """The location of an error as a dotted path, such as messages.0.content.
+
+    Left out are parts that pydantic adds and that are not in the request, such as tags of unions.
+    """
     return ".".join(
         str(part)
         for part in location
@@ -183,8 +191,9 @@ def _first_fault(error: pydantic.ValidationError) -> ErrorDetails:
 
 
 def _refusal(fault: ErrorDetails) -> RequestRefused:
-    kind, message, given = fault["type"], fault["msg"], fault["input"]
-    if kind == _NOT_JSON:
+    """The error for a client, in the words of this server, from pydantic's error."""
+    fault_type, message, value = fault["type"], fault["msg"], fault["input"]
+    if fault_type == _NOT_JSON:
         return RequestRefused(
             f"the body is not valid JSON: {message.removeprefix('Invalid JSON: ')}",
             code="invalid_json",
@@ -192,24 +201,27 @@ def _refusal(fault: ErrorDetails) -> RequestRefused:
     field = field_name(fault["loc"])
     if not field:
         return RequestRefused("the body must be a JSON object", code="invalid_type")
-    code = _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
-    if kind == "missing":
+    code = _CODES.get(fault_type) or (
+        "invalid_type" if fault_type.endswith("_type") else "invalid_value"
+    )
+    if fault_type == "missing":
         return RequestRefused(f"`{field}` is required", code=code, field=field)
     text = message.removeprefix("Value error, ")
-    if isinstance(given, str | list) and not given and kind.endswith("too_short"):
+    if isinstance(value, str | list) and not value and fault_type.endswith("too_short"):
         text = "must not be empty"
-    return invalid_field(field, f"{text[:1].lower()}{text[1:]}", code=code, shown=_shown(given))
+    return invalid_field(field, f"{text[:1].lower()}{text[1:]}", code=code, shown=_shown(value))
 
 
-def _shown(given: Any) -> str:
-    if given is None:
+def _shown(value: Any) -> str:
+    """The end of an error message, which quotes an invalid value; empty for lists and objects."""
+    if value is None:
         return ", got null"
-    if isinstance(given, bool):
-        return f", got {str(given).lower()}"
-    if isinstance(given, int) and abs(given) >= 10**_LONGEST_SHOWN:
+    if isinstance(value, bool):
+        return f", got {str(value).lower()}"
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST_SHOWN:
         return ", got a huge number"
-    if isinstance(given, int | float | str):
-        text = repr(given)
+    if isinstance(value, int | float | str):
+        text = repr(value)
         return f", got {text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + '…'}"
     return ""
 

@@ -566,7 +566,8 @@ class ResumableAnswers:
         return [answer for answer in self._lost if answer.identity.sender == sender]
 
     def _make_room(self, answer: ResumableAnswer, size: int) -> bool:
-        """Make room for an event of `size` bytes. Returns False if that is not possible.
+        """Make room for an event of `size` bytes. Returns False if there is no room, or if no one
+        can want the event any more.
 
         First discards complete answers without a client, then frees what clients have read, of this
         answer and of others. If that is not enough, the answer ends with an error for its followers.
@@ -580,7 +581,8 @@ class ResumableAnswers:
         self._keep_unread(answer)
         if not answer.has_followers:
             return False
-        # answers that only their own client reads: all their buffered events were sent to it
+        # these have no follower: their client gets each event as it is generated, so the buffered
+        # ones only serve a possible retry
         for other in [each for each in self._answers if each.clients and not each.has_followers]:
             self._keep_unread(other)
         if self.buffered_bytes + size <= self._most_bytes:

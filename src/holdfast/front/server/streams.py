@@ -1,4 +1,8 @@
-"""The streams of answers: opened, merged, limited in time, and cancelled when the client disconnects."""
+"""The streams of answers: opened, merged, limited in time, and cancelled when the client disconnects.
+
+Here a stream yields the events of an answer. An answer to several prompts has one stream for each,
+which are merged into one.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ async def open_streams(submit: SubmitCall, requests: Sequence[GenerationRequest]
 
 
 async def _open_many(submit: SubmitCall, requests: Sequence[GenerationRequest]) -> OutputStream:
-    """Submit several requests and merge their answers. If one fails, all are abandoned."""
+    """Submit several requests and merge their answers. If one is refused, all are cancelled."""
     tasks = [asyncio.create_task(submit(request)) for request in requests]
     streams: list[GenerationStream] = []
     try:
@@ -57,11 +61,12 @@ async def _open_many(submit: SubmitCall, requests: Sequence[GenerationRequest]) 
         streams = [task.result() for task in tasks]
     finally:
         if not streams:
-            await _abandon(tasks)
+            await _cancel_submits(tasks)
     return MergedStream(streams, requests[0].choices)
 
 
-async def _abandon(tasks: Sequence[asyncio.Task[GenerationStream]]) -> None:
+async def _cancel_submits(tasks: Sequence[asyncio.Task[GenerationStream]]) -> None:
+    """Cancel the tasks that submit requests, and close the streams of accepted requests."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -77,23 +82,30 @@ class MergedStream:
     apply backpressure.
 
     Choice i of prompt p has the index p · choices + i.
+
+    The other attributes are those of a GenerationStream, added up or joined over all prompts.
     """
 
     def __init__(self, streams: Sequence[GenerationStream], choices: int) -> None:
+        """streams: one for each prompt. choices: the number of answers to each prompt."""
         self._streams = streams
         self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
+        # tokens of earlier answers that the prompts contain exactly as they were generated, and those
+        # that the chat template left out
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
         self.sampling = streams[0].sampling
         self.breakpoints: tuple[MarkedPrefix, ...] = ()  # set only for requests with one prompt
+        # what did not fit the context; None: nothing was left out
         left_out = [stream.left_out for stream in streams if stream.left_out is not None]
         self.left_out = (
             TruncatedPart(tokens=sum(each.tokens for each in left_out)) if left_out else None
         )
+        # paths of schema keywords that no grammar enforces
         self.unenforced = tuple(
-            dict.fromkeys(place for stream in streams for place in stream.unenforced)
+            dict.fromkeys(path for stream in streams for path in stream.unenforced)
         )
-        # of all answers; the task of an answer marks its end
+        # events of all answers; the task that has read an answer marks the answer's end
         self._events: asyncio.Queue[OutputEvent | asyncio.Task[None]] = asyncio.Queue()
         self._has_room = asyncio.Event()  # set while nothing waits to be read
         self._has_room.set()
@@ -107,9 +119,11 @@ class MergedStream:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that needed no prefill, as far as prompts are prefilled."""
-        known = [each.cached_tokens for each in self._streams if each.cached_tokens is not None]
-        return sum(known) if known else None
+        """Prompt tokens that needed no prefill, over the prompts for which that is known yet; None
+        if it is known for none.
+        """
+        counts = [each.cached_tokens for each in self._streams if each.cached_tokens is not None]
+        return sum(counts) if counts else None
 
     def __aiter__(self) -> MergedStream:
         """Return the stream itself, which can be iterated only once."""
@@ -151,6 +165,7 @@ class MergedStream:
             await stream.aclose()
 
     async def _read(self, stream: GenerationStream, first_index: int) -> None:
+        """Pass on the events of one answer, whose first choice gets the index `first_index`."""
         async for event in stream:
             await self._has_room.wait()
             self._events.put_nowait(msgspec.structs.replace(event, index=event.index + first_index))
@@ -160,6 +175,7 @@ class MergedStream:
 class TimeLimit:
     """A deadline that lies `seconds` after its creation; 0 means no deadline.
 
+    Time in which the machine sleeps does not count.
     Tokens that were prefilled before the deadline stay cached.
     """
 
@@ -172,14 +188,14 @@ class TimeLimit:
         """Context manager: cancels the block at the deadline, and raises TimeLimitExceeded."""
         limit: asyncio.Timeout | None = None
         try:
-            async with awake_timeout(self._left()) as limit:
+            async with awake_timeout(self._seconds_left()) as limit:
                 yield
         except TimeoutError:
             if limit is None or not limit.expired():
                 raise
             raise TimeLimitExceeded(seconds=self._seconds) from None
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         return None if self._ends_at is None else max(0.0, self._ends_at - awake_clock().time())
 
     def events(self, stream: OutputStream) -> AsyncIterator[OutputEvent]:
@@ -203,26 +219,28 @@ async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, No
     return await run_unless(disconnected(receive), work)
 
 
-async def run_unless(other: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work`, but cancel it if `other` ends first.
+async def run_unless(
+    cancelling: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]
+) -> bool:
+    """Run `work`, but cancel it if `cancelling` ends first.
 
     Returns whether the work ended. If the work fails, raises its error.
     """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(other)
+    work_task = asyncio.create_task(work)
+    cancelling_task = asyncio.create_task(cancelling)
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
+        await asyncio.wait((work_task, cancelling_task), return_when=asyncio.FIRST_COMPLETED)
+        if work_task.done():
+            work_task.result()
             return True
         return False
     finally:
-        for task in (working, watching):
+        for task in (work_task, cancelling_task):
             task.cancel()
-        await asyncio.wait((working, watching))
+        await asyncio.wait((work_task, cancelling_task))
 
 
 async def disconnected(receive: Receive) -> None:
-    """Wait until the connection is closed."""
+    """Wait until the connection is closed. Ignores the rest of a body that was not read."""
     while (await receive())["type"] != "http.disconnect":
         pass
