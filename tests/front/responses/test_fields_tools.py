@@ -129,7 +129,7 @@ CHOICES: list[tuple[Any, ToolChoice]] = [
 
 @pytest.mark.parametrize(("choice", "meaning"), CHOICES)
 def test_every_form_of_a_choice_is_understood(choice: Any, meaning: ToolChoice) -> None:
-    got = choice_of(choice, offered=offered(FUNCTION, NAMESPACE), parallel=True)
+    got = choice_of(choice, tools=offered(FUNCTION, NAMESPACE), parallel=True)
     assert msgspec.structs.replace(got, enforced_names=()) == meaning
 
 
@@ -139,8 +139,8 @@ def test_tools_without_strict_follow_their_schemas_where_possible() -> None:
         FUNCTION | {"name": "open", "strict": None},
     )
     tools = offered(FUNCTION, loose, open_, PATCH)
-    assert choice_of(None, offered=tools, parallel=True).enforced_names == ("open", "patch")
-    assert choice_of("none", offered=tools, parallel=True).enforced_names == ()
+    assert choice_of(None, tools=tools, parallel=True).enforced_names == ("open", "patch")
+    assert choice_of("none", tools=tools, parallel=True).enforced_names == ()
 
 
 @pytest.mark.parametrize(
@@ -163,5 +163,5 @@ def test_tools_without_strict_follow_their_schemas_where_possible() -> None:
 )
 def test_a_choice_of_a_missing_tool_is_refused(choice: Any, field: str) -> None:
     with pytest.raises(RequestRefused) as error:
-        choice_of(choice, offered=offered(FUNCTION), parallel=True)
+        choice_of(choice, tools=offered(FUNCTION), parallel=True)
     assert error.value.field == field

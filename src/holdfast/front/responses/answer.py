@@ -49,7 +49,9 @@ _FAILURES: Mapping[str, str] = {
     "model_unavailable": "server_is_overloaded",
     "request_too_large_for_memory": "invalid_prompt",
 }
-_OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_INPUT_OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+# regular expressions of JSON escapes: the first and the second half of a surrogate pair; and what may
+# follow a first half that has no second one
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _NO_LOW = r"(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{4})"
@@ -253,6 +255,9 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 class ResponseAnswer(AnswerFormat):
     """The AnswerFormat of the Responses API.
 
+    An item is a part of the output: a message, a thought or a call. It is built while its deltas
+    arrive, and is open until the next item begins.
+
     seal: encrypts a thought for `encrypted_content`.
     record: called with the number and bytes of each event, even if the answer is not streamed, but
         not for repeated status events. When it is called for the last event, `response` is final.
@@ -276,8 +281,8 @@ class ResponseAnswer(AnswerFormat):
         self._finished_items: list[OutputItem] = []
         # the item that is being generated; None: between two items
         self._open_item: _ItemBuilder | None = None
-        self._next_number = 0  # of the next event
-        self._sent_status = ""  # of the last status event, which keep-alives repeat
+        self._next_number = 0  # sequence number of the next event
+        self._sent_status = ""  # status in the last status event, which keep-alives repeat
         self._end: EndWord = "stop"  # why the last choice ended
 
     @property
@@ -299,22 +304,22 @@ class ResponseAnswer(AnswerFormat):
 
     def stream_start(self, *, prompt_tokens: int) -> bytes:
         """Return the events before the first item."""
-        begun = self._created_event()
+        events = self._created_event()
         if self.response.status == "queued":
             if self._sent_status != "queued":
-                begun += self._status_event()
+                events += self._status_event()
             self._change(status="in_progress")
-        return begun + self._status_event()
+        return events + self._status_event()
 
     def delta_event(self, event: OutputDelta) -> bytes:
         """Return the events for text, reasoning and calls."""
         if isinstance(event, TextDelta):
-            return self._text(event) if event.text or event.logprobs else b""
+            return self._text_events(event) if event.text or event.logprobs else b""
         if isinstance(event, ToolCallStarted):
             tool = self._tools.client_tool(event.name)
             item_type = _CustomCallBuilder if tool.is_custom else _CallBuilder
-            closed = self._end_item(_status_before_next(self._open_item))
-            return closed + self._begin_item(
+            end_events = self._end_item(_status_before_next(self._open_item))
+            return end_events + self._begin_item(
                 item_type(self._new_id(item_type), call_id=event.id, tool=tool)
             )
         if isinstance(self._open_item, _CallBuilder):
@@ -350,12 +355,12 @@ class ResponseAnswer(AnswerFormat):
         return self._event(self.response.status, response=self.response)
 
     def error_event(self, problem: Problem) -> bytes:
-        begun = self._created_event()
-        default = "server_error" if problem.status >= 500 else "invalid_prompt"
-        code = _FAILURES.get(problem.code, default)
+        created_event = self._created_event()
+        default_code = "server_error" if problem.status >= 500 else "invalid_prompt"
+        code = _FAILURES.get(problem.code, default_code)
         failure = ResponseFailure(code=code, message=problem.message, advice=problem.advice)
         self._end_as("failed", error=failure)
-        return begun + self._event("failed", response=self.response)
+        return created_event + self._event("failed", response=self.response)
 
     def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
@@ -375,23 +380,25 @@ class ResponseAnswer(AnswerFormat):
         self._end_as("cancelled")
         self._event("incomplete", response=self.response)
 
-    def _text(self, event: TextDelta) -> bytes:
+    def _text_events(self, event: TextDelta) -> bytes:
+        """Return the events for text or reasoning, which may begin a new item."""
         item_type: type[_ItemBuilder] = _ThoughtBuilder
         if event.kind == "text":
             item_type = _MessageBuilder
         elif self._shows.summaries:
             item_type = _SummaryBuilder
         item = self._open_item
-        begun = b""
+        item_start = b""
         if type(item) is not item_type:
-            closed = self._end_item(_status_before_next(item))
+            end_events = self._end_item(_status_before_next(item))
             item = item_type(self._new_id(item_type))
-            begun = closed + self._begin_item(item)
+            item_start = end_events + self._begin_item(item)
         shows_logprobs = self._shows.logprobs and event.kind == "text"
         logprobs = content_logprobs(event.logprobs) if shows_logprobs else ()
-        return begun + self._item_events(item, item.append_text(event.text, logprobs))
+        return item_start + self._item_events(item, item.append_text(event.text, logprobs))
 
     def _end_as(self, status: ResponseStatus, **changes: Any) -> None:
+        """Make the response final. changes: further fields of the response object."""
         if self._open_item is not None:
             self._finished_items.append(self._open_item.to_item("incomplete"))
             self._open_item = None
@@ -401,11 +408,13 @@ class ResponseAnswer(AnswerFormat):
         self.response = msgspec.structs.replace(self.response, **changes)
 
     def _new_id(self, item_type: type[_ItemBuilder]) -> str:
+        """The id of the next item: the response's id and the item's index, in hexadecimal."""
         return (
             f"{item_type.id_prefix}_{self.id.removeprefix('resp_')}{len(self._finished_items):02x}"
         )
 
     def _begin_item(self, item: _ItemBuilder) -> bytes:
+        """Make the item the open one, and return the events that announce it."""
         self._open_item = item
         added = self._event(
             "output_item.added",
@@ -439,15 +448,18 @@ class ResponseAnswer(AnswerFormat):
         return events
 
     def _item_events(self, item: _ItemBuilder, events: Sequence[Event]) -> bytes:
+        """Return the bytes of an item's events, with the fields that tell which item it is."""
         place = {"item_id": item.id, "output_index": len(self._finished_items)}
         return b"".join([self._event(kind, **place, **fields) for kind, fields in events])
 
     def _created_event(self) -> bytes:
+        """Return the first event; empty if it was created already."""
         if self._next_number:
             return b""
         return self._event("created", response=self.response)
 
     def _status_event(self) -> bytes:
+        """Return an event with the current status. It is recorded only if the status is new."""
         status = self.response.status
         is_new = status != self._sent_status
         self._sent_status = status
@@ -477,12 +489,12 @@ class CompactionAnswer(ResponseAnswer):
         if not isinstance(event, TextDelta) or event.kind != "text" or not event.text:
             return b""
         item = self._open_item
-        begun = b""
+        item_start = b""
         if item is None:
             item = _CompactionBuilder(self._new_id(_CompactionBuilder), seal=self._seal)
-            begun = self._begin_item(item)
+            item_start = self._begin_item(item)
         item.pieces.append(event.text)
-        return begun
+        return item_start
 
     def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
@@ -494,11 +506,11 @@ class CompactionAnswer(ResponseAnswer):
         response = self.response
         assert response.usage is not None, "a response that has ended has its usage"
         messages = [item for item in self.replaces if kind_of(item) == "message"]
-        kept = [item for item in messages if item.get("role") == "user"]
+        user_messages = [item for item in messages if item.get("role") == "user"]
         compacted = CompactedResponse(
             id=response.id,
             created_at=response.created_at,
-            output=[*stored_input(kept), *response.output],
+            output=[*stored_input(user_messages), *response.output],
             usage=response.usage,
         )
         return msgspec.json.encode(compacted)
@@ -527,13 +539,16 @@ def _status_before_next(item: _ItemBuilder | None) -> ItemStatus:
 
 
 class _ItemBuilder(abc.ABC):
-    """An output item while it is generated, and the events that add to it."""
+    """An output item while it is generated, and the events that add to it.
+
+    Some items consist of parts; here, they have only one, which contains the text.
+    """
 
     id_prefix: ClassVar[str]
     text_event: ClassVar[str] = ""  # event type for deltas and for the whole text
-    text_key: ClassVar[str] = "text"
-    part_event: ClassVar[str] = ""  # empty if the text is in the item itself
-    index: ClassVar[Mapping[str, int]] = {}  # index of the part
+    text_key: ClassVar[str] = "text"  # name of the field with the whole text in its last event
+    part_event: ClassVar[str] = ""  # event type for the part; empty if the item has no parts
+    index: ClassVar[Mapping[str, int]] = {}  # field with the index of the part
 
     def __init__(self, item_id: str) -> None:
         self.id = item_id
@@ -551,10 +566,11 @@ class _ItemBuilder(abc.ABC):
         """Return the part that contains the text so far."""
         return None
 
-    def part_events(self, what: str) -> list[Event]:
+    def part_events(self, change: Literal["added", "done"]) -> list[Event]:
+        """Return the event for the beginning or the end of the part, if the item has parts."""
         if not self.part_event:
             return []
-        return [(f"{self.part_event}.{what}", {**self.index, "part": self.part()})]
+        return [(f"{self.part_event}.{change}", {**self.index, "part": self.part()})]
 
     def append_text(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
         """Return the events for more text."""
@@ -601,11 +617,13 @@ class _MessageBuilder(_ItemBuilder):
 
 
 class _ThoughtBuilder(_ItemBuilder):
+    """A thought that is shown as the content of its item."""
+
     id_prefix = "rs"
     text_event = "reasoning_text"
     part_event = "content_part"
     index: ClassVar[Mapping[str, int]] = {"content_index": 0}
-    part_key: ClassVar[str] = "content"
+    part_key: ClassVar[str] = "content"  # field of the item with the part
     sealed = ""  # `encrypted_content` of a complete thought; empty if not shown
 
     def part(self) -> ReasoningText | SummaryText:
@@ -621,6 +639,8 @@ class _ThoughtBuilder(_ItemBuilder):
 
 
 class _SummaryBuilder(_ThoughtBuilder):
+    """A thought that is shown as a summary, for clients that asked for one. It is the whole thought."""
+
     text_event = "reasoning_summary_text"
     part_event = "reasoning_summary_part"
     index: ClassVar[Mapping[str, int]] = {"summary_index": 0}
@@ -638,7 +658,8 @@ class _CallBuilder(_ItemBuilder):
     def __init__(self, item_id: str, *, call_id: str, tool: ClientTool) -> None:
         super().__init__(item_id)
         self._tool = tool
-        self._head: dict[str, Any] = {
+        # the fields that do not change
+        self._fixed_fields: dict[str, Any] = {
             "id": item_id,
             "call_id": call_id,
             "name": tool.name,
@@ -646,7 +667,7 @@ class _CallBuilder(_ItemBuilder):
         }
 
     def to_item(self, status: ItemStatus) -> OutputItem:
-        return FunctionCallItem(arguments=self.text, status=status, **self._head)
+        return FunctionCallItem(arguments=self.text, status=status, **self._fixed_fields)
 
     def end_events(self) -> list[Event]:
         """Return the arguments, with the function's name."""
@@ -665,7 +686,7 @@ class _CustomCallBuilder(_CallBuilder):
         self._decoder = CustomInput()
 
     def to_item(self, status: ItemStatus) -> CustomCallItem:
-        return CustomCallItem(input=self.text, status=status, **self._head)
+        return CustomCallItem(input=self.text, status=status, **self._fixed_fields)
 
     def append_text(self, text: str, logprobs: Sequence[ContentLogprob] = ()) -> list[Event]:
         """Return the events for the text that can be decoded from the JSON so far."""
@@ -673,8 +694,8 @@ class _CustomCallBuilder(_CallBuilder):
 
     def end_events(self) -> list[Event]:
         """Return the events for the rest of the text and for the whole text."""
-        rest = super().append_text(self._decoder.finish())
-        return [*rest, *_ItemBuilder.end_events(self)]
+        last_delta = super().append_text(self._decoder.finish())
+        return [*last_delta, *_ItemBuilder.end_events(self)]
 
 
 class _CompactionBuilder(_ItemBuilder):
@@ -703,25 +724,25 @@ class CustomInput:
 
     def __init__(self) -> None:
         self._arguments: list[str] = []  # fragments of JSON so far
-        self._given: list[str] = []  # texts returned so far
-        self._waiting = ""  # JSON that is not decoded yet
-        self._is_open = False  # the beginning of the JSON, `{"input": "`, was read
+        self._returned: list[str] = []  # texts returned so far
+        self._undecoded = ""  # JSON that is not decoded yet
+        self._is_in_text = False  # the beginning of the JSON, `{"input": "`, was read
 
     def push(self, fragment: str) -> str:
         """Return the text that another fragment of JSON adds."""
         self._arguments.append(fragment)
-        self._waiting += fragment
-        if not self._is_open:
-            opening = _OPENING.match(self._waiting)
+        self._undecoded += fragment
+        if not self._is_in_text:
+            opening = _INPUT_OPENING.match(self._undecoded)
             if opening is None:
                 return ""
-            self._is_open = True
-            self._waiting = self._waiting[opening.end() :]
-        found = _DECODABLE.match(self._waiting)
-        piece = found[0] if found else ""
+            self._is_in_text = True
+            self._undecoded = self._undecoded[opening.end() :]
+        match = _DECODABLE.match(self._undecoded)
+        piece = match[0] if match else ""
         if not piece:
             return ""
-        self._waiting = self._waiting[len(piece) :]
+        self._undecoded = self._undecoded[len(piece) :]
         return self._add_piece(json.loads(f'"{piece}"', strict=False))
 
     def finish(self) -> str:
@@ -736,14 +757,14 @@ class CustomInput:
             decoded = None
         text = decoded.get("input") if isinstance(decoded, dict) else None
         if not isinstance(text, str):
-            return "" if self._is_open else self._add_piece(arguments)
-        given = "".join(self._given)
+            return "" if self._is_in_text else self._add_piece(arguments)
+        returned = "".join(self._returned)
         text = _mended(text)
-        return self._add_piece(text[len(given) :]) if text.startswith(given) else ""
+        return self._add_piece(text[len(returned) :]) if text.startswith(returned) else ""
 
     def _add_piece(self, text: str) -> str:
         text = _mended(text)
-        self._given.append(text)
+        self._returned.append(text)
         return text
 
 

@@ -32,8 +32,8 @@ from holdfast.front.responses.answer import (
 from holdfast.front.responses.fields import OfferedTools, ResponseRequest
 from holdfast.front.responses.items import (
     TRIGGER,
+    as_input,
     asks_for_compaction,
-    continued,
     items_of,
     shown_item,
     summary_seal,
@@ -63,7 +63,8 @@ from holdfast.front.telemetry.request_log import RECORD, AnswerRecord
 
 # fields of a function that the response shows even if the request left them out
 _FUNCTION: Mapping[str, Any] = dict.fromkeys(("description", "parameters", "strict"))
-_REPEATED = {
+# fields of a request that its response object repeats
+_REPEATED_FIELDS = {
     "previous_response_id",
     "background",
     "instructions",
@@ -105,7 +106,7 @@ class InputTokens(Struct, frozen=True, kw_only=True):
 )
 async def create_response(request: Request, services: Services) -> Response:
     """Generate a response to an input: a text, or the items of a conversation."""
-    return await _generated(request, services)
+    return await _generate(request, services)
 
 
 @operation("POST", "/v1/responses/compact", accepts(ResponseRequest), returns(CompactedResponse))
@@ -114,53 +115,60 @@ async def compact_response(request: Request, services: Services) -> Response:
 
     The client sends the result in place of the conversation. Neither is stored.
     """
-    return await _generated(request, services, only_compacts=True)
+    return await _generate(request, services, only_compacts=True)
 
 
 @operation("POST", "/v1/responses/input_tokens", accepts(ResponseRequest), returns(InputTokens))
 async def count_input_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of an input, including tools."""
-    asked = await read_json(request, ResponseRequest, services.limits)
-    context = context_of(request, services, cache_salt=asked.cache_salt)
-    resolved = await _resolved(asked, context)
-    offered = resolved.asked.offered(resolved.before, limits=services.limits)
-    counted = resolved.asked.request(
-        context, offered=offered, before=resolved.before, only_counts=True
+    body = await read_json(request, ResponseRequest, services.limits)
+    context = context_of(request, services, cache_salt=body.cache_salt)
+    resolved = await _resolve(body, context)
+    tools = resolved.body.tools_to_offer(resolved.earlier_items, limits=services.limits)
+    count_request = resolved.body.request(
+        context, tools=tools, earlier_items=resolved.earlier_items, only_counts=True
     )
-    encoded = await services.gateway.encode(counted)
+    encoded = await services.gateway.encode(count_request)
     return json_response(InputTokens(input_tokens=len(encoded.token_ids)))
 
 
-async def _generated(
+async def _generate(
     request: Request, services: Services, *, only_compacts: bool = False
 ) -> Response:
-    """Generate the response. only_compacts: summarize the input, and store nothing."""
-    answer = AnswerRecord(services.telemetry.metrics)
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    identity = await identity_of(request, body, services.server)
-    if (earlier := rejoin(identity, request, services)) is not None:
-        return earlier
-    asked = parse(ResponseRequest, body)
+    """Create the HTTP response that generates a response object and sends it.
+
+    only_compacts: summarize the input, and store nothing.
+    """
+    answer_record = AnswerRecord(services.telemetry.metrics)
+    body_bytes = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    identity = await identity_of(request, body_bytes, services.server)
+    if (earlier_answer := rejoin(identity, request, services)) is not None:
+        return earlier_answer
+    body = parse(ResponseRequest, body_bytes)
     if only_compacts:
-        asked = _compaction(asked)
-    context = context_of(request, services, cache_salt=asked.cache_salt)
-    resolved = await _resolved(asked, context)
-    asked = resolved.asked
-    offered = asked.offered(resolved.before, limits=services.limits)
-    generated = asked.request(context, offered=offered, before=resolved.before)
-    form = _form(asked, generated, offered, seal=context.seal)
+        body = _with_compaction_trigger(body)
+    context = context_of(request, services, cache_salt=body.cache_salt)
+    resolved = await _resolve(body, context)
+    body = resolved.body
+    tools = body.tools_to_offer(resolved.earlier_items, limits=services.limits)
+    generation_request = body.request(context, tools=tools, earlier_items=resolved.earlier_items)
+    answer_format = _answer_format(body, generation_request, tools, seal=context.seal)
     if only_compacts:
-        assert isinstance(form, CompactionAnswer), "the input ends with a trigger"
-        form.replaces = [*resolved.before, *items_of(asked.input)]
-    run = None
-    if not only_compacts and (asked.stores or asked.conversation_id is not None):
-        run = ResponseRun(form, asked, context.tenant, resolved.items, services)
-        if asked.background:
-            generation = GenerationResponse(context, [generated], form, answer)
-            return await _in_background(request, services, generation, run)
-    attended = _AttendedResponse(context, [generated], form, answer, identity=identity)
+        assert isinstance(answer_format, CompactionAnswer), "the input ends with a trigger"
+        answer_format.replaces = [*resolved.earlier_items, *items_of(body.input)]
+    run = None  # None: nothing is stored
+    if not only_compacts and (body.stores or body.conversation_id is not None):
+        run = ResponseRun(answer_format, body, context.tenant, resolved.items, services)
+        if body.background:
+            generation = GenerationResponse(
+                context, [generation_request], answer_format, answer_record
+            )
+            return await _start_in_background(request, services, generation, run)
+    attended = _AttendedResponse(
+        context, [generation_request], answer_format, answer_record, identity=identity
+    )
     attended.run = run
-    attended.streams_overflow = generated.streams and is_codex(request.headers)
+    attended.streams_overflow = generation_request.streams and is_codex(request.headers)
     return attended
 
 
@@ -170,90 +178,104 @@ def is_codex(headers: Mapping[str, str]) -> bool:
     return any(name.startswith("codex") for name in names)
 
 
-def _compaction(asked: ResponseRequest) -> ResponseRequest:
+def _with_compaction_trigger(body: ResponseRequest) -> ResponseRequest:
     """Add a `compaction_trigger` to the end of the request's input.
 
     Raises RequestRefused for requests that cannot be compacted.
     """
-    if asked.model is None:  # a summary can be decrypted only for the model that wrote it
+    if body.model is None:  # a summary can be decrypted only for the model that wrote it
         raise missing_field("model")
     for field in ("stream", "background"):
-        if getattr(asked, field):
+        if getattr(body, field):
             raise invalid_field(field, "a compaction cannot be streamed or run in the background")
-    items = [*items_of(asked.input), {"type": TRIGGER}]
-    return asked.model_copy(update={"input": items, "store": False})
+    items = [*items_of(body.input), {"type": TRIGGER}]
+    return body.model_copy(update={"input": items, "store": False})
 
 
-def _form(
-    asked: ResponseRequest, generated: GenerationRequest, offered: OfferedTools, *, seal: Seal
+def _answer_format(
+    body: ResponseRequest,
+    generation_request: GenerationRequest,
+    tools: OfferedTools,
+    *,
+    seal: Seal,
 ) -> ResponseAnswer:
-    response = _response(asked, generated)
-    if asks_for_compaction(items_of(asked.input)):
+    """Create the format of the answer. seal: encrypts texts for the client's tenant."""
+    response = _initial_response(body, generation_request)
+    if asks_for_compaction(items_of(body.input)):
         seal = summary_seal(seal, response.model)
-        return CompactionAnswer(response, tools=offered, shows=asked.shows(), seal=seal.encrypt)
-    return ResponseAnswer(response, tools=offered, shows=asked.shows(), seal=seal.encrypt)
+        return CompactionAnswer(response, tools=tools, shows=body.shows(), seal=seal.encrypt)
+    return ResponseAnswer(response, tools=tools, shows=body.shows(), seal=seal.encrypt)
 
 
-def _response(asked: ResponseRequest, generated: GenerationRequest) -> ResponseObject:
+def _initial_response(
+    body: ResponseRequest, generation_request: GenerationRequest
+) -> ResponseObject:
     """Create the response object, before anything is generated."""
-    said = asked.model_dump(mode="json", include=_REPEATED, by_alias=True, exclude_unset=True)
-    given = {name: value for name, value in said.items() if value is not None}
-    if "tools" in given:
-        given["tools"] = [
-            {**_FUNCTION, **tool} if tool["type"] == "function" else tool for tool in given["tools"]
+    fields = body.model_dump(
+        mode="json", include=_REPEATED_FIELDS, by_alias=True, exclude_unset=True
+    )
+    repeated = {name: value for name, value in fields.items() if value is not None}
+    if "tools" in repeated:
+        repeated["tools"] = [
+            {**_FUNCTION, **tool} if tool["type"] == "function" else tool
+            for tool in repeated["tools"]
         ]
-    text = {"format": {"type": "text"}, **given.pop("text", {})}
+    text = {"format": {"type": "text"}, **repeated.pop("text", {})}
     return ResponseObject(
-        id=generated.request_id,
-        status="queued" if asked.background else "in_progress",
-        store=asked.stores,
-        conversation={"id": asked.conversation_id} if asked.conversation_id else None,
+        id=generation_request.request_id,
+        status="queued" if body.background else "in_progress",
+        store=body.stores,
+        conversation={"id": body.conversation_id} if body.conversation_id else None,
         created_at=int(time.time()),
-        model=generated.model,
+        model=generation_request.model,
         text=text,
-        **sampling_fields(generated.sampling),
-        **given,
+        **sampling_fields(generation_request.sampling),
+        **repeated,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Resolved:
-    """A request and the stored items that it refers to."""
+class _ResolvedRequest:
+    """The body of a request, and the stored items that it refers to."""
 
-    asked: ResponseRequest  # with references in the input replaced by the items
+    body: ResponseRequest  # with references in the input replaced by the items
     items: Sequence[Item]  # items of the input, in stored form
-    before: Sequence[Any]  # stored items that the request continues
+    # stored items that the request continues: of the previous response or the conversation
+    earlier_items: Sequence[Any]
 
 
-async def _resolved(asked: ResponseRequest, context: RequestContext) -> _Resolved:
+async def _resolve(body: ResponseRequest, context: RequestContext) -> _ResolvedRequest:
     """Look up the stored items, response or conversation that a request refers to.
 
     Raises RequestRefused if one of them does not exist.
     """
     services = context.services
     tenant = context.tenant
-    asked.refuse_what_cannot_be_served(services.limits)
-    items: list[Item] = [shown_item(item) for item in items_of(asked.input)]
+    body.refuse_what_cannot_be_served(services.limits)
+    items: list[Item] = [shown_item(item) for item in items_of(body.input)]
     references = [place for place, item in enumerate(items) if _is_reference(item)]
     if references:
-        names = [items[place].get("id") or "" for place in references]
-        found = await services.answers.responses.call(ResponseFile.find_items, tenant, names)
-        for place, name in zip(references, names, strict=True):
-            if name not in found:
+        item_ids = [items[place].get("id") or "" for place in references]
+        stored_items = await services.answers.responses.call(
+            ResponseFile.find_items, tenant, item_ids
+        )
+        for place, item_id in zip(references, item_ids, strict=True):
+            if item_id not in stored_items:
                 reason = "there is no such item; it may no longer be stored"
                 raise _not_found(f"input.{place}.id", reason, "item_not_found")
-            items[place] = found[name]
-        asked = asked.model_copy(update={"input": continued(items)})
-    before: list[Item] = []
-    if asked.previous_response_id is not None:
-        before = await _chain(services, RecordKey(tenant, asked.previous_response_id))
-    elif asked.conversation_id is not None:
-        key = RecordKey(tenant, asked.conversation_id, "conversation")
-        before = await _conversation(services, key)
-    return _Resolved(asked=asked, items=items, before=continued(before))
+            items[place] = stored_items[item_id]
+        body = body.model_copy(update={"input": as_input(items)})
+    earlier_items: list[Item] = []
+    if body.previous_response_id is not None:
+        earlier_items = await _items_up_to(services, RecordKey(tenant, body.previous_response_id))
+    elif body.conversation_id is not None:
+        key = RecordKey(tenant, body.conversation_id, "conversation")
+        earlier_items = await _conversation_items(services, key)
+    return _ResolvedRequest(body=body, items=items, earlier_items=as_input(earlier_items))
 
 
 def _is_reference(item: Mapping[str, Any]) -> bool:
+    """Whether an item stands for the stored item with its id. Its type may be left out."""
     kind = item.get("type")
     return kind == "item_reference" or (kind is None and "id" in item and "role" not in item)
 
@@ -262,7 +284,11 @@ def _not_found(field: str, reason: str, code: str) -> RequestRefused:
     return RequestRefused(f"`{field}`: {reason}", status=404, code=code, field=field)
 
 
-async def _chain(services: Services, key: RecordKey) -> list[Item]:
+async def _items_up_to(services: Services, key: RecordKey) -> list[Item]:
+    """The items of a stored response and of all responses that it continues, oldest first.
+
+    Raises RequestRefused, which names `previous_response_id`.
+    """
     field = "previous_response_id"
     try:
         record = await services.answers.responses.call(ResponseFile.record, key)
@@ -273,15 +299,15 @@ async def _chain(services: Services, key: RecordKey) -> list[Item]:
             reason = "that response is part of a conversation; use `conversation` to continue it"
             raise invalid_field(field, reason)
         return await services.answers.responses.call(ResponseFile.chain, key)
-    except RecordMissing as lost:
+    except RecordMissing as error:
         reason = "there is no such response"
-        if lost.record_id != key.id:
+        if error.record_id != key.id:
             reason = "a response that it continues no longer exists"
         reason += "; it may have been deleted, or may no longer be stored"
         raise _not_found(field, reason, "previous_response_not_found") from None
 
 
-async def _conversation(services: Services, key: RecordKey) -> list[Item]:
+async def _conversation_items(services: Services, key: RecordKey) -> list[Item]:
     try:
         return await services.answers.responses.call(ResponseFile.items, key)
     except RecordMissing:
@@ -310,55 +336,56 @@ class _AttendedResponse(GenerationResponse):
                 raise
             problem = problem_of(error)
             record_problem(scope[RECORD], problem, error)
-            form = self._format
-            failed = Response(form.error_event(problem), media_type=form.stream_type)
-            await failed(scope, receive, send)
+            event = self._format.error_event(problem)
+            failed_stream = Response(event, media_type=self._format.stream_type)
+            await failed_stream(scope, receive, send)
         finally:
             if self.run is not None:
                 self.run.stop()
 
 
-async def _in_background(
+async def _start_in_background(
     request: Request, services: Services, generation: GenerationResponse, run: ResponseRun
 ) -> Response:
     """Start a background response, and answer with its current state or with its events.
 
-    Raises the error for which the response is refused.
+    Waits for the first event, so that a request which is refused gets the error. If the model must
+    be loaded, which may take minutes, does not wait.
     """
     tasks = services.answers.resumable.tasks
-    most = services.answers.responses.limits.max_background
-    if len(tasks) >= most:
+    most_tasks = services.answers.responses.limits.max_background
+    if len(tasks) >= most_tasks:
         reason = (
-            f"`background`: this server runs at most {most} responses in the background at once; "
+            f"`background`: this server runs at most {most_tasks} responses in the background at once; "
             "please try again later"
         )
         raise RequestRefused(reason, status=429, code="rate_limit_exceeded", field="background")
-    queued = run.form.response
+    initial_response = run.answer_format.response
     task = asyncio.create_task(
         run_in_background(generation, request, stopped=run.stopped), name="background response"
     )
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     task.add_done_callback(run.task_ended)
-    if needs_load(services, queued.model):
-        run.form.keep_alive()  # stores the response now, because loading the model may take minutes
+    if needs_load(services, initial_response.model):
+        run.answer_format.keep_alive()  # stores the response now, because loading the model may take minutes
     else:
-        beginning = asyncio.create_task(run.wait_for_first_event())
+        first_event = asyncio.create_task(run.wait_for_first_event())
         try:
-            await asyncio.wait((task, beginning), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, first_event), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            beginning.cancel()
+            first_event.cancel()
         if not run.events:
             await task
     try:
-        await run.stored()
+        await run.wait_until_stored()
     except ResponsesUnavailable:  # the client could never retrieve the response
         run.stop()
         raise
     return (
-        FollowingResponse(run.events_after(-1), run.form)
-        if run.asked.stream
-        else json_response(queued)
+        FollowingResponse(run.events_after(-1), run.answer_format)
+        if run.body.stream
+        else json_response(initial_response)
     )
 
 
@@ -411,8 +438,8 @@ class CodexModelList(Struct, frozen=True, kw_only=True):
     models: list[CodexModel]
 
 
-def _models(models: Sequence[ModelStatus]) -> CodexModelList:
-    shown = [
+def _model_list(models: Sequence[ModelStatus]) -> CodexModelList:
+    codex_models = [
         CodexModel(
             slug=model.id,
             display_name=model.id,
@@ -422,7 +449,7 @@ def _models(models: Sequence[ModelStatus]) -> CodexModelList:
         )
         for place, model in enumerate(models)
     ]
-    return CodexModelList(data=[model_card(model) for model in models], models=shown)
+    return CodexModelList(data=[model_card(model) for model in models], models=codex_models)
 
 
 RESPONSES = Dialect(
@@ -433,7 +460,7 @@ RESPONSES = Dialect(
     models=ModelShapes(
         many_type=CodexModelList,
         one_type=ModelCard,
-        many=_models,
+        many=_model_list,
         one=model_card,
         is_on=lambda server: server.codex_models,
     ),

@@ -65,7 +65,8 @@ from holdfast.front.server.problem import RequestRefused, invalid_field, missing
 from holdfast.front.server.services import model_of
 
 # features of OpenAI's own service
-_HOSTED = ("prompt", "context_management", "moderation", "access_programs", "image")
+_HOSTED_FIELDS = ("prompt", "context_management", "moderation", "access_programs", "image")
+# name of a field in other APIs → its name here
 _RENAMED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -78,13 +79,13 @@ _RENAMED = {
 UNSUPPORTED = UnsupportedFields(
     neutral={
         **KNOWN,
-        **dict.fromkeys((*_HOSTED, *_RENAMED), ([], {})),
+        **dict.fromkeys((*_HOSTED_FIELDS, *_RENAMED), ([], {})),
         **dict.fromkeys(("stop", "functions"), ([], "")),
         "n": (1,),
         "logprobs": (False,),
     },
     reasons={
-        **dict.fromkeys(_HOSTED, "this field is part of OpenAI's own service"),
+        **dict.fromkeys(_HOSTED_FIELDS, "this field is part of OpenAI's own service"),
         **{name: f"the field is called `{other}` here" for name, other in _RENAMED.items()},
         "n": "a response has only one answer",
         "stop": "the Responses API has no stop strings",
@@ -93,8 +94,9 @@ UNSUPPORTED = UnsupportedFields(
         "logprobs": 'use `include`: ["message.output_text.logprobs"]',
     },
 )
+# values of `include`
 _LOGPROBS = "message.output_text.logprobs"
-_SEALED = "reasoning.encrypted_content"
+_SEALED_THOUGHTS = "reasoning.encrypted_content"
 _SUPPORTED_TOOLS = ("function", "custom")
 _ITEM, _TOOLS, _UPDATE, _HOSTED_ITEM = (
     TAG_MARK + name for name in ("item", "tools", "update", "hosted")
@@ -124,25 +126,26 @@ class TextOptions(BaseModel):
         """Return the format to enforce; None: any text. Raises RequestRefused if a schema is
         missing.
         """
-        given = self.format
-        if given is None or given.type == "text":
+        text_format = self.format
+        if text_format is None or text_format.type == "text":
             return None
-        if given.type == "json_object":
+        if text_format.type == "json_object":
             return OutputFormat(kind="json_object", field=field)
         field = f"{field}.schema"
-        if given.schema_ is None:
+        if text_format.schema_ is None:
             raise missing_field(field)
-        return OutputFormat(kind="json_schema", schema=given.schema_, field=field)
+        return OutputFormat(kind="json_schema", schema=text_format.schema_, field=field)
 
 
-def _checked_format(given: dict[str, Any]) -> dict[str, Any]:
+def _checked_format(fields: dict[str, Any]) -> dict[str, Any]:
+    """Validator for a TextFormat that stays a dict, because it is stored with its item."""
     try:
-        TextFormat.model_validate(given)
+        TextFormat.model_validate(fields)
     except ValidationError as error:
-        wrong, *_ = error.errors()
-        place = ".".join(map(str, wrong["loc"]))
-        raise ValueError(f"{place}: {wrong['msg']}") from None
-    return given
+        fault, *_ = error.errors()
+        place = ".".join(map(str, fault["loc"]))
+        raise ValueError(f"{place}: {fault['msg']}") from None
+    return fields
 
 
 class ResponseReasoning(ReasoningOptions):
@@ -284,7 +287,8 @@ class HostedItem(TypedDict):
     id: NotRequired[str | None]
 
 
-def _kind_of_item(value: Any) -> str:
+def _item_tag(value: Any) -> str:
+    """The discriminator of `AnyItem`."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str):
         return _ITEM
@@ -300,7 +304,7 @@ AnyItem = Annotated[
     | Annotated[ToolsItem, Tag(_TOOLS)]
     | Annotated[ConfigurationUpdate, Tag(_UPDATE)]
     | Annotated[HostedItem, Tag(_HOSTED_ITEM)],
-    Discriminator(_kind_of_item),
+    Discriminator(_item_tag),
 ]
 Input = TextOrMany[AnyItem]
 
@@ -337,7 +341,7 @@ class ResponseRequest(SamplingFields):
     )
     text: TextOptions | None = optional("The format of the answer.")
     include: Annotated[list[str], Field(fail_fast=True)] | None = optional(
-        f"What to add: {_SEALED}, {_LOGPROBS}. Other values concern hosted tools and add nothing."
+        f"What to add: {_SEALED_THOUGHTS}, {_LOGPROBS}. Other values concern hosted tools and add nothing."
     )
     top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
         "Number of most likely tokens to list at each position."
@@ -360,12 +364,17 @@ class ResponseRequest(SamplingFields):
         self,
         context: RequestContext,
         *,
-        offered: OfferedTools,
-        before: Sequence[Mapping[str, Any]],
+        tools: OfferedTools,
+        earlier_items: Sequence[Mapping[str, Any]],
         only_counts: bool = False,
     ) -> GenerationRequest:
-        """Return what to generate, or the tokens of which prompt to count. Raises RequestRefused."""
-        items = [*before, *items_of(self.input)]
+        """Return what to generate, or the prompt whose tokens to count. Raises RequestRefused.
+
+        tools: the result of `tools_to_offer`.
+        earlier_items: the stored items that the request continues.
+        only_counts: only the prompt is needed, to count its tokens.
+        """
+        items = [*earlier_items, *items_of(self.input)]
         compacts = asks_for_compaction(items)
         if compacts:
             items.pop()
@@ -378,29 +387,29 @@ class ResponseRequest(SamplingFields):
             instructions=self.instructions,
             unseal=seal.decrypt,
             open_summary=summary_seal(seal, model).decrypt,
-            earlier=len(before),
+            earlier_count=len(earlier_items),
         )
         parallel = self.parallel_tool_calls is not False
-        reasoning, text = self._configuration(items, earlier=len(before))
-        choice = choice_of(self.tool_choice, offered=offered, parallel=parallel)
+        reasoning, output_format = self._configuration(items, earlier_count=len(earlier_items))
+        choice = choice_of(self.tool_choice, tools=tools, parallel=parallel)
         thinking = thinking_of(values={"reasoning": reasoning})
         if compacts:
             messages = (*messages, SUMMARY_TURN)
-            asked = summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
+            answer_options = summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
         else:
-            asked = {
+            answer_options = {
                 "max_tokens": self.max_output_tokens,
                 "want_logprobs": self.shows().logprobs,
                 "top_logprobs": self.top_logprobs or 0,
                 "tool_choice": choice,
                 "thinking": thinking,
-                "output_format": text,
+                "output_format": output_format,
             }
         prompt = ChatPrompt(
             messages=messages,
             has_images=has_images,
-            tools=offered.definitions,
-            tool_fields=offered.fields,
+            tools=tools.definitions,
+            tool_fields=tools.fields,
         )
         # a count belongs to no session
         options = {"tenant": context.tenant} if only_counts else self.request_options(context)
@@ -409,43 +418,49 @@ class ResponseRequest(SamplingFields):
             model=model,
             prompt=prompt,
             prompt_field="input",
-            **asked,
+            **answer_options,
             **options,
         )
 
     def _configuration(
-        self, items: Sequence[Mapping[str, Any]], *, earlier: int
+        self, items: Sequence[Mapping[str, Any]], *, earlier_count: int
     ) -> tuple[ReasoningOptions | None, OutputFormat | None]:
         """Return the reasoning effort and the format of the answer: each from the last
-        `configuration_update` that sets it, or else from the request. earlier: see `conversation`.
+        `configuration_update` that sets it, or else from the request.
+
+        earlier_count: number of leading items that come from the store, not from the request.
         """
         reasoning: ReasoningOptions | None = self.reasoning
-        form = self.text.output_format() if self.text is not None else None
+        output_format = self.text.output_format() if self.text is not None else None
         for number, item in enumerate(items):
             if kind_of(item) != UPDATE:
                 continue
             if item.get("reasoning"):
-                changed = {"effort": item["reasoning"].get("effort")}
-                reasoning = (reasoning or ReasoningOptions()).model_copy(update=changed)
+                effort = {"effort": item["reasoning"].get("effort")}
+                reasoning = (reasoning or ReasoningOptions()).model_copy(update=effort)
             if item.get("text"):
                 text = TextOptions.model_validate(item["text"])
-                form = text.output_format(field=f"input.{number - earlier}.text.format")
-        return reasoning, form
+                output_format = text.output_format(
+                    field=f"input.{number - earlier_count}.text.format"
+                )
+        return reasoning, output_format
 
-    def offered(
-        self, before: Sequence[Mapping[str, Any]], *, limits: LimitsSettings
+    def tools_to_offer(
+        self, earlier_items: Sequence[Mapping[str, Any]], *, limits: LimitsSettings
     ) -> OfferedTools:
         """Return the tools to offer to the model, from the request and from items of the
-        conversation. Raises RequestRefused. before: as in `request`.
+        conversation. Raises RequestRefused.
+
+        earlier_items: the stored items that the request continues.
         """
-        items = [*before, *items_of(self.input)]
-        later = [
-            (f"input.{number - len(before)}.tools.{inner}", tool)
+        items = [*earlier_items, *items_of(self.input)]
+        added_tools = [
+            (f"input.{number - len(earlier_items)}.tools.{inner}", tool)
             for number, item in enumerate(items)
             if kind_of(item) in TOOL_ITEMS
             for inner, tool in enumerate(item["tools"])
         ]
-        return offered_tools(self.tools or (), limits=limits, later=later)
+        return offered_tools(self.tools or (), limits=limits, added_tools=added_tools)
 
     @property
     def streams(self) -> bool:
@@ -455,8 +470,8 @@ class ResponseRequest(SamplingFields):
     @property
     def conversation_id(self) -> str | None:
         """The id of the conversation to continue; None if the request continues none."""
-        named = self.conversation
-        return named.id if isinstance(named, ConversationName) else named
+        conversation = self.conversation
+        return conversation.id if isinstance(conversation, ConversationName) else conversation
 
     @property
     def stores(self) -> bool:
@@ -469,7 +484,7 @@ class ResponseRequest(SamplingFields):
         reasoning = self.reasoning
         return Shows(
             logprobs=_LOGPROBS in included or bool(self.top_logprobs),
-            sealed_thoughts=_SEALED in included,
+            sealed_thoughts=_SEALED_THOUGHTS in included,
             summaries=bool(reasoning and (reasoning.summary or reasoning.generate_summary)),
         )
 
@@ -502,9 +517,9 @@ class OfferedTools:
     fields: tuple[str, ...] = ()  # for each definition, the request field that contains its schema
     # the client's tool for each name that the model sees
     by_model_name: Mapping[str, ClientTool] = field(default_factory=dict)
-    enforced_names: tuple[
-        str, ...
-    ] = ()  # names of functions for which the client did not set `strict`
+    # names of the functions for which the client did not set `strict`; as in OpenAI's API, that
+    # means that their arguments are held to their schemas
+    enforced_names: tuple[str, ...] = ()
 
     def client_tool(self, model_name: str) -> ClientTool:
         """Return the tool that has this name in the prompt.
@@ -518,20 +533,20 @@ def offered_tools(
     tools: Sequence[ResponseTool],
     *,
     limits: LimitsSettings,
-    later: Sequence[tuple[str, ResponseTool]] = (),
+    added_tools: Sequence[tuple[str, ResponseTool]] = (),
 ) -> OfferedTools:
     """Return the tools to offer to the model. Raises RequestRefused.
 
-    later: tools from the conversation, with their paths in the request. A tool whose name is
-    already taken is skipped.
+    added_tools: tools from items of the conversation, with their paths in the request. A tool whose
+        name is already taken is skipped.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
-    offered = list(_offered((f"tools.{number}", tool) for number, tool in enumerate(tools)))
+    offered = list(_supported_tools((f"tools.{number}", tool) for number, tool in enumerate(tools)))
     names = {function["name"] for _, _, function in offered}
-    for each in _offered(later):
-        if each[2]["name"] not in names:
-            names.add(each[2]["name"])
-            offered.append(each)
+    for place, client_tool, function in _supported_tools(added_tools):
+        if function["name"] not in names:
+            names.add(function["name"])
+            offered.append((place, client_tool, function))
     refuse_too_many(offered, limits.max_tools, field="tools")
     places = [place for place, _, _ in offered]
     definitions = [{"type": "function", "function": function} for _, _, function in offered]
@@ -548,43 +563,47 @@ def offered_tools(
 
 
 def choice_of(
-    choice: str | ChosenTool | None, *, offered: OfferedTools, parallel: bool
+    choice: str | ChosenTool | None, *, tools: OfferedTools, parallel: bool
 ) -> ToolChoice:
-    """Interpret `tool_choice`. Raises RequestRefused for a tool that is not offered."""
-    tools: Sequence[Mapping[str, Any]] = offered.definitions
+    """Interpret `tool_choice`. Raises RequestRefused for a tool that is not among `tools`."""
+    definitions: Sequence[Mapping[str, Any]] = tools.definitions
     names: list[str] = []
     mode: Any = choice or "auto"
     place = "tool_choice"
     if isinstance(choice, dict):
         if choice.get("type") != "allowed_tools":
             mode = "required"
-            names = [_chosen(choice, place)]
+            names = [_chosen_name(choice, place)]
             place = "tool_choice.name"
         else:
             mode = choice.get("mode", "auto")
-            names = _allowed(choice)
+            names = _allowed_names(choice)
             if names:
                 place = "tool_choice.tools"
             else:  # only hosted tools are named, and those are not offered
-                tools = ()
+                definitions = ()
                 mode = "none" if mode == "auto" else mode
-    asked = checked_tool_choice(mode, names, tools=tools, parallel=parallel, field=place)
-    if asked.mode == "none":
-        return asked
-    return msgspec.structs.replace(asked, enforced_names=offered.enforced_names)
+    tool_choice = checked_tool_choice(
+        mode, names, tools=definitions, parallel=parallel, field=place
+    )
+    if tool_choice.mode == "none":
+        return tool_choice
+    return msgspec.structs.replace(tool_choice, enforced_names=tools.enforced_names)
 
 
-def _allowed(choice: ChosenTool) -> list[str]:
+def _allowed_names(choice: ChosenTool) -> list[str]:
+    """The names of the tools that `allowed_tools` allows, without hosted tools."""
     if "tools" not in choice:
         raise missing_field("tool_choice.tools")
     return [
-        _chosen(tool, f"tool_choice.tools.{number}")
+        _chosen_name(tool, f"tool_choice.tools.{number}")
         for number, tool in enumerate(choice["tools"])
         if tool.get("type", "function") in _SUPPORTED_TOOLS
     ]
 
 
-def _chosen(tool: ToolNamed, place: str) -> str:
+def _chosen_name(tool: ToolNamed, place: str) -> str:
+    """The name by which the model knows a chosen tool. place: its path in the request."""
     if (kind := tool.get("type", "function")) not in _SUPPORTED_TOOLS:
         raise invalid_field(
             f"{place}.type",
@@ -597,7 +616,7 @@ def _chosen(tool: ToolNamed, place: str) -> str:
     return model_name(tool["name"], tool.get("namespace"))
 
 
-def _offered(
+def _supported_tools(
     tools: Iterable[tuple[str, ResponseTool]],
 ) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
     """Iterate over supported tools: path in the request, client's tool, and model's function.
@@ -606,24 +625,25 @@ def _offered(
     """
     for place, tool in tools:
         if tool["type"] != "namespace":
-            yield from _offered_tool(tool, place, "")
+            yield from _supported_tool(tool, place, "")
             continue
         namespace = _name(tool, place)
         for inner, each in enumerate(tool.get("tools", ())):
-            yield from _offered_tool(each, f"{place}.tools.{inner}", namespace)
+            yield from _supported_tool(each, f"{place}.tools.{inner}", namespace)
 
 
-def _offered_tool(
+def _supported_tool(
     tool: NamespacedTool, place: str, namespace: str
 ) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
+    """Yield a tool as `_supported_tools` does, or nothing if only OpenAI's servers can run it."""
     kind = tool["type"]
     if kind not in _SUPPORTED_TOOLS:
         log_once("skipped tools of type %r, which this server cannot run", kind)
         return
     name = _name(tool, place)
-    client = ClientTool(name=name, namespace=namespace, is_custom=kind == "custom")
-    function = _custom(tool) if client.is_custom else _function(tool)
-    yield place, client, {"name": model_name(name, namespace), **function}
+    client_tool = ClientTool(name=name, namespace=namespace, is_custom=kind == "custom")
+    function = _custom_function(tool) if client_tool.is_custom else _function(tool)
+    yield place, client_tool, {"name": model_name(name, namespace), **function}
 
 
 def _name(tool: NamespacedTool, place: str) -> str:
@@ -633,20 +653,22 @@ def _name(tool: NamespacedTool, place: str) -> str:
 
 
 def _function(tool: NamespacedTool) -> dict[str, Any]:
-    given = {key: tool.get(key) for key in ("description", "parameters", "strict")}
-    return {key: value for key, value in given.items() if value is not None}
+    fields = {key: tool.get(key) for key in ("description", "parameters", "strict")}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
-def _custom(tool: NamespacedTool) -> dict[str, Any]:
-    """Return a function with one text argument. Its description contains the text's grammar."""
-    form = tool.get("format") or {"type": "text"}
-    definition = form.get("definition", "")
+def _custom_function(tool: NamespacedTool) -> dict[str, Any]:
+    """Return a custom tool as a function with one text argument, because models know no other
+    tools. Its description contains the text's grammar.
+    """
+    text_format = tool.get("format") or {"type": "text"}
+    definition = text_format.get("definition", "")
     description = tool.get("description") or ""
-    if form["type"] == "grammar" and definition:
-        syntax = form.get("syntax", "lark")
+    if text_format["type"] == "grammar" and definition:
+        syntax = text_format.get("syntax", "lark")
         description += f"\n\nThe input has to match this {syntax} grammar:\n{definition}"
     text = {"type": "string", "description": "The whole input of the tool, as it is."}
-    if form.get("syntax") == "regex":
+    if text_format.get("syntax") == "regex":
         text["pattern"] = f"^(?:{definition})$"
     parameters = {
         "type": "object",

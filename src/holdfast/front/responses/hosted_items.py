@@ -20,15 +20,15 @@ _CALLS: Final[Mapping[str, tuple[str, str]]] = {
 """Calls that clients run: type of the item → name of the tool, and field with its arguments."""
 _OUTPUT: Final = "_output"
 _CLIENT_ITEMS: Final = frozenset(each for kind in _CALLS for each in (kind, kind + _OUTPUT))
-_LEFT_OUT: Final = frozenset(
+_LEFT_OUT_TYPES: Final = frozenset(
     "mcp_list_tools mcp_approval_request mcp_approval_response tool_search_output "
     "additional_tools program program_output".split()
 )
 _LEFT_OUT_ENDINGS: Final = ("_call", "_call_output")  # such as web_search_call
 TOOL_ITEMS: Final = ("additional_tools", "tool_search_output")
 """Items that add tools for the rest of the conversation."""
-UPDATE: Final = "configuration_update"
-_OUR_OWN: Final = frozenset(
+UPDATE: Final = "configuration_update"  # type of an item that changes effort or format
+_SERVED_TYPES: Final = frozenset(
     ("function_call", "custom_tool_call", "function_call_output", "custom_tool_call_output")
 )
 
@@ -40,9 +40,9 @@ def is_client_item(kind: str) -> bool:
 
 def is_left_out(kind: str) -> bool:
     """Whether items of this type are left out of the prompt."""
-    if kind in _CLIENT_ITEMS or kind in _OUR_OWN:
+    if kind in _CLIENT_ITEMS or kind in _SERVED_TYPES:
         return False
-    return kind in _LEFT_OUT or kind == UPDATE or kind.endswith(_LEFT_OUT_ENDINGS)
+    return kind in _LEFT_OUT_TYPES or kind == UPDATE or kind.endswith(_LEFT_OUT_ENDINGS)
 
 
 def answered_calls(items: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -51,23 +51,27 @@ def answered_calls(items: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     Calls without an output were interrupted, and are left out.
     """
     items = list(items)
-    outputs = {
+    ids_in_outputs = {
         _text(item.get(key))
         for item in items
         if _text(item.get("type")).endswith(_OUTPUT)
         for key in ("call_id", "id")
     }
-    found: dict[str, str] = {}
+    answered: dict[str, str] = {}
     for item in items:
         if item.get("type") in _CALLS:
-            names = [name for key in ("call_id", "id") if (name := _text(item.get(key)))]
-            if not outputs.isdisjoint(names):
-                found.update(dict.fromkeys(names, names[0]))
-    return found
+            # clients refer to a call by either of its ids
+            ids = [each for key in ("call_id", "id") if (each := _text(item.get(key)))]
+            if not ids_in_outputs.isdisjoint(ids):
+                answered.update(dict.fromkeys(ids, ids[0]))
+    return answered
 
 
 def call_of(item: Mapping[str, Any], answered: Mapping[str, str]) -> dict[str, Any] | None:
-    """The call in OpenAI's chat format; None if it was interrupted."""
+    """The call in OpenAI's chat format; None if it was interrupted.
+
+    answered: the result of `answered_calls`.
+    """
     call_id = _answered_id(item, answered)
     if call_id is None:
         return None
@@ -83,7 +87,10 @@ def call_of(item: Mapping[str, Any], answered: Mapping[str, str]) -> dict[str, A
 def output_of(
     item: Mapping[str, Any], answered: Mapping[str, str]
 ) -> tuple[str, str | list[dict[str, Any]]] | None:
-    """The id of the call and its output, as text or parts; None if the call is not in the input."""
+    """The id of the call and its output, as text or parts; None if the call is not in the input.
+
+    answered: the result of `answered_calls`.
+    """
     call_id = _answered_id(item, answered)
     if call_id is None:
         return None
@@ -91,17 +98,18 @@ def output_of(
     if isinstance(output, Mapping) and isinstance(output.get("image_url"), str):
         return call_id, [{"type": "input_image", "image_url": output["image_url"]}]
     if isinstance(output, list):
-        return call_id, "\n".join(filter(None, map(_said, output)))
+        return call_id, "\n".join(filter(None, map(_output_text, output)))
     return call_id, _text(output) or _text(item.get("status"))
 
 
 def _answered_id(item: Mapping[str, Any], answered: Mapping[str, str]) -> str | None:
-    names = (_text(item.get(key)) for key in ("call_id", "id"))
-    return next((answered[name] for name in names if name in answered), None)
+    """The id of the call that an item is or belongs to; None if it is not an answered call."""
+    ids = (_text(item.get(key)) for key in ("call_id", "id"))
+    return next((answered[each] for each in ids if each in answered), None)
 
 
-def _said(part: Any) -> str:
-    """The output of a shell command, and how the command ended."""
+def _output_text(part: Any) -> str:
+    """A part of a call's output as text: of a shell command also how the command ended."""
     if not isinstance(part, Mapping):
         return _text(part)
     texts = [_text(part.get(key)) for key in ("text", "stdout", "stderr")]
@@ -112,4 +120,5 @@ def _said(part: Any) -> str:
 
 
 def _text(value: Any) -> str:
+    """The value if it is a text, because the fields of these items are not validated."""
     return value if isinstance(value, str) else ""

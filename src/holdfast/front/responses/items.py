@@ -32,7 +32,7 @@ from holdfast.front.server.fields import STRICT, TextOrMany, log_once, non_text_
 from holdfast.front.server.problem import RequestRefused, invalid_field, missing_field
 
 TRIGGER = "compaction_trigger"
-_SUMMARY_TOKENS = 2048
+_SUMMARY_TOKENS = 2048  # default limits of a summary, and of the thinking before it
 _THOUGHT_TOKENS = 1024
 SUMMARY_TURN = {
     "role": "user",
@@ -58,7 +58,7 @@ _ID_PREFIXES = {
     "custom_tool_call_output": "ctco",
     "compaction": "cmp",
 }
-_LONGEST_SHOWN = 40
+_LONGEST_SHOWN = 40  # characters of a type or role that a message quotes
 _SUMMARY_INTRODUCTION = (
     "The conversation before this point was replaced by the following summary, which you wrote. "
     "Continue from it.\n\n"
@@ -106,11 +106,11 @@ class InputItem(TypedDict):
     encrypted_content: NotRequired[str | None]
 
 
-def items_of(given: str | Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
+def items_of(input_field: str | Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
     """Return an input as items: a text becomes a user message."""
-    if isinstance(given, str):
-        return [{"type": "message", "role": "user", "content": given}]
-    return list(given or ())
+    if isinstance(input_field, str):
+        return [{"type": "message", "role": "user", "content": input_field}]
+    return list(input_field or ())
 
 
 def model_name(name: str, namespace: str | None) -> str:
@@ -134,7 +134,7 @@ def conversation(
     instructions: str | None = None,
     unseal: Unseal = lambda _: None,
     open_summary: Unseal = lambda _: "",
-    earlier: int = 0,
+    earlier_count: int = 0,
     field: str = "input",
 ) -> tuple[tuple[dict[str, Any], ...], bool]:
     """Return instructions and items as OpenAI chat messages, and whether they have images.
@@ -146,18 +146,18 @@ def conversation(
 
     unseal: decrypts thoughts.
     open_summary: decrypts the summaries in compaction items.
-    earlier: number of leading items that come from the store, not from the request.
+    earlier_count: number of leading items that come from the store, not from the request.
     field: the request field that contains the other items; errors name it.
     """
-    places = [place for place, item in enumerate(items) if item.get("type") == "compaction"]
-    compacted = places[-1] if places else 0
+    compactions = [number for number, item in enumerate(items) if item.get("type") == "compaction"]
+    last_compaction = compactions[-1] if compactions else 0
     messages = _Messages(unseal, open_summary, answered=answered_calls(items))
     if instructions:
-        messages.add("system", instructions)
+        messages.add_message("system", instructions)
     for number, item in enumerate(items):
         is_kept = kind_of(item) == "message" and item.get("role") != "assistant"
-        if number >= compacted or is_kept:
-            messages.read(item, f"{field}.{number - earlier}")
+        if number >= last_compaction or is_kept:
+            messages.add_item(item, f"{field}.{number - earlier_count}")
     return with_notes(messages.messages)
 
 
@@ -170,61 +170,64 @@ class _Messages:
     def __init__(
         self, unseal: Unseal, open_summary: Unseal, *, answered: Mapping[str, str]
     ) -> None:
-        """answered: see `answered_calls`."""
+        """unseal: decrypts thoughts. open_summary: decrypts the summaries in compaction items.
+        answered: the calls of hosted tools that have an output, as `answered_calls` returns them.
+        """
         self.messages: list[dict[str, Any]] = []
         self._answered = answered
         self._unseal = unseal
         self._open_summary = open_summary
         self._open_turn: dict[str, Any] | None = None  # the assistant's message that is being built
 
-    def add(self, role: str, content: Any, **fields: Any) -> None:
+    def add_message(self, role: str, content: Any, **fields: Any) -> None:
         """Add a message that is not the assistant's."""
         self._open_turn = None
         self.messages.append({"role": role, **fields, "content": content})
 
-    def read(self, item: Mapping[str, Any], place: str) -> None:
-        """Add an item. place: how error messages refer to the item."""
+    def add_item(self, item: Mapping[str, Any], place: str) -> None:
+        """Add an item. place: its path in the request, for errors, such as input.3."""
         match kind_of(item):
             case "message":
-                self._message(item, place)
+                self._add_message_item(item, place)
             case "reasoning":
-                self._reasoning(item)
+                self._add_reasoning(item)
             case "function_call":
-                self._call(item, place, _required(item, "arguments", place))
+                self._add_call(item, place, _required(item, "arguments", place))
             case "custom_tool_call":
                 # to the model, a custom tool is a function with one text argument
-                self._call(item, place, {"input": _required(item, "input", place)})
+                self._add_call(item, place, {"input": _required(item, "input", place)})
             case "function_call_output" | "custom_tool_call_output":
-                self._call_output(item, place)
+                self._add_call_output(item, place)
             case "compaction":
-                self._compaction(item, place)
+                self._add_compaction(item, place)
             case kind if is_client_item(kind):
-                self._client_item(item, place)
+                self._add_client_item(item, place)
             case kind if is_left_out(kind):
                 log_once("items of type %r are left out, because no model here reads them", kind)
             case kind if kind in (TRIGGER, "item_reference"):
-                raise _refused(item, place)
+                raise _refusal(item, place)
             case kind:
                 note = left_out_note(kind[:_LONGEST_SHOWN])
-                self.add("user", [unreadable_part(note, _refused(item, place))])
+                self.add_message("user", [unreadable_part(note, _refusal(item, place))])
 
-    def _message(self, item: Mapping[str, Any], place: str) -> None:
+    def _add_message_item(self, item: Mapping[str, Any], place: str) -> None:
         role = _required(item, "role", place)
         if role not in _ROLES:
             shown = f", got {role[:_LONGEST_SHOWN]!r}"
             raise invalid_field(f"{place}.role", f"must be {' or '.join(_ROLES)}", shown=shown)
         content = _content(_required(item, "content", place), role, f"{place}.content")
         if role != "assistant":
-            self.add(role, content)
+            self.add_message(role, content)
             return
+        # a second text after the first begins a new turn; one after calls is part of their turn
         if self._open_turn and self._open_turn["content"] and not self._open_turn.get("tool_calls"):
             self._open_turn = None
-        turn = self._assistant()
+        turn = self._assistant_turn()
         if not isinstance(content, str):
             content = "".join(part["text"] for part in content)
         turn["content"] += separator(turn["content"], content) + content
 
-    def _reasoning(self, item: Mapping[str, Any]) -> None:
+    def _add_reasoning(self, item: Mapping[str, Any]) -> None:
         """Add a thought. A thought that another server encrypted cannot be read and is left out."""
         sealed = item.get("encrypted_content")
         thought = self._unseal(sealed) if sealed else None
@@ -232,35 +235,39 @@ class _Messages:
             thought = _thought_in(item)
         if not thought:
             return
+        # a thought comes before text and calls, so after them it begins a new turn
         if self._open_turn and (self._open_turn["content"] or self._open_turn.get("tool_calls")):
             self._open_turn = None
-        turn = self._assistant()
+        turn = self._assistant_turn()
         turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
 
-    def _call(self, item: Mapping[str, Any], place: str, arguments: str | dict[str, Any]) -> None:
+    def _add_call(
+        self, item: Mapping[str, Any], place: str, arguments: str | dict[str, Any]
+    ) -> None:
+        """Add a call to the assistant's turn. arguments: JSON text, or an object."""
         name = model_name(_required(item, "name", place), item.get("namespace"))
         call = {
             "id": _required(item, "call_id", place),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
-        self._assistant().setdefault("tool_calls", []).append(call)
+        self._assistant_turn().setdefault("tool_calls", []).append(call)
 
-    def _call_output(self, item: Mapping[str, Any], place: str) -> None:
+    def _add_call_output(self, item: Mapping[str, Any], place: str) -> None:
         output = _content(_required(item, "output", place), "tool", f"{place}.output")
-        self.add("tool", output, tool_call_id=_required(item, "call_id", place))
+        self.add_message("tool", output, tool_call_id=_required(item, "call_id", place))
 
-    def _client_item(self, item: Mapping[str, Any], place: str) -> None:
+    def _add_client_item(self, item: Mapping[str, Any], place: str) -> None:
         """Add a call of one of OpenAI's tools that the client ran, or its output."""
         if not kind_of(item).endswith("_output"):
             if (call := call_of(item, self._answered)) is not None:
-                self._assistant().setdefault("tool_calls", []).append(call)
-        elif (found := output_of(item, self._answered)) is not None:
-            call_id, output = found
+                self._assistant_turn().setdefault("tool_calls", []).append(call)
+        elif (id_and_output := output_of(item, self._answered)) is not None:
+            call_id, output = id_and_output
             output = _content(output, "tool", f"{place}.output")
-            self.add("tool", output, tool_call_id=call_id)
+            self.add_message("tool", output, tool_call_id=call_id)
 
-    def _compaction(self, item: Mapping[str, Any], place: str) -> None:
+    def _add_compaction(self, item: Mapping[str, Any], place: str) -> None:
         summary = self._open_summary(_required(item, "encrypted_content", place))
         if summary is None:
             reason = (
@@ -268,16 +275,18 @@ class _Messages:
                 "send the conversation itself, or compact it again"
             )
             raise invalid_field(f"{place}.encrypted_content", reason, code="invalid_compaction")
-        self.add("user", _SUMMARY_INTRODUCTION + summary)
+        self.add_message("user", _SUMMARY_INTRODUCTION + summary)
 
-    def _assistant(self) -> dict[str, Any]:
+    def _assistant_turn(self) -> dict[str, Any]:
+        """The assistant's message that is being built; begins one if there is none."""
         if self._open_turn is None:
             self._open_turn = {"role": "assistant", "content": ""}
             self.messages.append(self._open_turn)
         return self._open_turn
 
 
-def _refused(item: Mapping[str, Any], place: str) -> RequestRefused:
+def _refusal(item: Mapping[str, Any], place: str) -> RequestRefused:
+    """The error for an item that this server cannot use. place: its path in the request."""
     kind = kind_of(item)
     if kind == "item_reference":  # references to stored items were already resolved
         field = f"{place}.id"
@@ -300,11 +309,12 @@ def _required(item: Mapping[str, Any], key: str, place: str) -> Any:
 
 
 def _content(
-    given: str | Sequence[Mapping[str, Any]], role: str, field: str
+    content: str | Sequence[Mapping[str, Any]], role: str, field: str
 ) -> str | list[dict[str, Any]]:
-    if isinstance(given, str):
-        return given
-    return [_part(part, role, f"{field}.{number}") for number, part in enumerate(given)]
+    """The content of an item as that of a chat message. role: of the message."""
+    if isinstance(content, str):
+        return content
+    return [_part(part, role, f"{field}.{number}") for number, part in enumerate(content)]
 
 
 def _part(part: Mapping[str, Any], role: str, field: str) -> dict[str, Any]:
@@ -314,6 +324,7 @@ def _part(part: Mapping[str, Any], role: str, field: str) -> dict[str, Any]:
 
 
 def _thought_in(item: Mapping[str, Any]) -> str:
+    """The readable thought in the content of a reasoning item; empty if there is none."""
     parts = item.get("content")
     if not isinstance(parts, list):
         return ""
@@ -348,9 +359,9 @@ def summary_options(*, max_tokens: int | None, thinking: Thinking) -> dict[str, 
 
 def stored_input(items: Iterable[Mapping[str, Any]]) -> list[Item]:
     """Return input items in stored form: with ids and defaults, without compaction triggers."""
-    stem = uuid.uuid4().hex
-    kept = [item for item in items if item.get("type") != TRIGGER]
-    return [_completed(item, f"{stem}{number:02x}") for number, item in enumerate(kept)]
+    id_stem = uuid.uuid4().hex
+    stored = [item for item in items if item.get("type") != TRIGGER]
+    return [_with_defaults(item, f"{id_stem}{number:02x}") for number, item in enumerate(stored)]
 
 
 def stored_output(items: Sequence[Any], hidden_thoughts: Mapping[str, str]) -> list[Item]:
@@ -379,26 +390,30 @@ def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
     return {"encrypted_content": seal(thought), **shown} if thought else shown
 
 
-def continued(items: Iterable[Item]) -> list[Any]:
+def as_input(items: Iterable[Item]) -> list[Any]:
     """Return stored items as the first items of an input: with readable thoughts, without calls
     that were cut off.
     """
-    found = []
+    input_items = []
     for item in items:
         if item.get("type") in _CALLS and item.get("status") == "incomplete":
             continue
         if _THOUGHT in item:
             thought = [{"type": "reasoning_text", "text": item[_THOUGHT]}]
             item = {"type": "reasoning", "id": item["id"], "summary": [], "content": thought}
-        found.append(item)
-    return found
+        input_items.append(item)
+    return input_items
 
 
-def _completed(item: Mapping[str, Any], name: str) -> Item:
+def _with_defaults(item: Mapping[str, Any], id_suffix: str) -> Item:
+    """The item with the fields that stored items must have: id, type, status, content as parts.
+
+    id_suffix: of the id if the item has none.
+    """
     kind = kind_of(item)
     whole = {**item, "type": kind}
     if not item.get("id"):
-        whole["id"] = f"{_ID_PREFIXES.get(kind, 'item')}_{name}"
+        whole["id"] = f"{_ID_PREFIXES.get(kind, 'item')}_{id_suffix}"
     if kind == "message" and isinstance(whole.get("content"), str):
         if whole.get("role") == "assistant":
             part = {"type": "output_text", "annotations": [], "text": whole["content"]}

@@ -49,22 +49,23 @@ from holdfast.front.server.request import M, json_response, number_in, parse, re
 from holdfast.front.server.resumable_answers import EventLog, NumberedEvent
 from holdfast.front.server.services import Services
 
-_MOST_LISTED = 100
-_LISTED = 20
-_MOST_ADDED = 20
+_MOST_LISTED = 100  # items on one page of a list
+_DEFAULT_LISTED = 20
+_MOST_ADDED = 20  # items in one request
 _RESPONSE = "/v1/responses/{response_id}"
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _EVENT_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
-_LOST = ResponseFailure(
+_INTERRUPTED = ResponseFailure(
     code="server_error",
     message="the server stopped before the response was complete",
     advice="wait",
 )
+# query parameters of the endpoints: name → type and description
 _QUERY: Mapping[str, tuple[Any, str]] = {
     "limit": (
         Annotated[int, Field(ge=1, le=_MOST_LISTED)],
-        f"Maximum number of items; default: {_LISTED}.",
+        f"Maximum number of items; default: {_DEFAULT_LISTED}.",
     ),
     "order": (Literal["asc", "desc"], "asc: oldest first; desc: newest first (default)."),
     "after": (str, "Begin after the item with this id."),
@@ -76,7 +77,7 @@ _QUERY: Mapping[str, tuple[Any, str]] = {
     ),
     "cache_salt": (str, "The cache_salt of the request that created the record."),
 }
-_PAGE = ("limit", "order", "after", "include[]")
+_PAGE_PARAMETERS = ("limit", "order", "after", "include[]")
 _SALT_BELONGS_IN_THE_QUERY = UnsupportedFields(
     neutral={"cache_salt": ()}, reasons={"cache_salt": "send it in the query: ?cache_salt=…"}
 )
@@ -146,32 +147,33 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseRun(EventLog):
-    """The events of one response.
+    """The generation of one response that is stored or that belongs to a conversation: its events.
 
     The first event stores the response as running, the last one stores it as finished.
     """
 
     def __init__(
         self,
-        form: ResponseAnswer,
-        asked: ResponseRequest,
+        answer_format: ResponseAnswer,
+        body: ResponseRequest,
         tenant: str,
         items: Sequence[Item],
         services: Services,
     ) -> None:
+        """body: the body of the request. items: the items of its input."""
         super().__init__()
-        self.form = form
-        self.asked = asked
+        self.answer_format = answer_format
+        self.body = body
         self.stopped = asyncio.Event()  # set once the response was cancelled
-        self._key = RecordKey(tenant, form.id)
+        self._key = RecordKey(tenant, answer_format.id)
         self._items = stored_input(items)  # the input's items, as they are stored
         self._store = services.answers.responses
         self._resumable = services.answers.resumable
-        # completes once the running response is stored; None: it is not stored
+        # done when the response is stored as running; None: it has not begun, or is not stored
         self._stored: asyncio.Future[None] | None = None
-        form.record = self._record
+        answer_format.record = self._record
 
-    async def stored(self) -> None:
+    async def wait_until_stored(self) -> None:
         """Wait until the running response is stored. Raises ResponsesUnavailable."""
         if self._stored is not None:
             await asyncio.shield(self._stored)
@@ -179,7 +181,7 @@ class ResponseRun(EventLog):
     def stop(self) -> None:
         """End the response as cancelled, unless it has already ended or has not begun."""
         if self._is_open:
-            self.form.cancel()
+            self.answer_format.cancel()
         self.stopped.set()
 
     def task_ended(self, task: asyncio.Task[None]) -> None:
@@ -187,60 +189,63 @@ class ResponseRun(EventLog):
         if task.cancelled():
             self.stop()
         elif (error := task.exception()) is not None and self._is_open:
-            self.form.error_event(problem_of(error))
+            self.answer_format.error_event(problem_of(error))
 
     @property
     def _is_open(self) -> bool:
+        """Whether the response has begun and has not ended."""
         return bool(self.events) and not self.has_ended
 
     def _record(self, number: int, frame: bytes) -> None:
         """Add an event. The first and last event store the response before a client sees them."""
         if self.has_ended:
             return
-        if not self.events and self.asked.stores:
-            self._begin()
+        if not self.events and self.body.stores:
+            self._store_as_running()
         self.add(NumberedEvent(number, frame))
-        if self.form.response.status not in ("queued", "in_progress"):
+        if self.answer_format.response.status not in ("queued", "in_progress"):
             self.end()
-            self._finish()
+            self._store_as_finished()
 
-    def _begin(self) -> None:
+    def _store_as_running(self) -> None:
+        """Store the response, and let clients find its events until it has ended."""
         self._resumable.named[self._key] = self
         self._stored = self._store.call(
             ResponseFile.put,
             self._key,
-            self._body(),
+            self._stored_body(),
             items=self._items,
-            previous=self.asked.previous_response_id,
+            previous=self.body.previous_response_id,
             is_running=True,
         )
         self._stored.add_done_callback(_ignore_failure)
 
-    def _finish(self) -> None:
-        response = self.form.response
-        output = stored_output(response.output, self.form.hidden_thoughts)
-        if self.asked.stores:
+    def _store_as_finished(self) -> None:
+        """Store the final response and its events, and add its items to its conversation."""
+        response = self.answer_format.response
+        output = stored_output(response.output, self.answer_format.hidden_thoughts)
+        if self.body.stores:
             was_deleted = self._resumable.named.pop(self._key, None) is None
             events = b"".join([event.frame for event in self.events])
-            finished = self._store.call(
-                ResponseFile.finish, self._key, self._body(), output=output, events=events
+            written = self._store.call(
+                ResponseFile.finish, self._key, self._stored_body(), output=output, events=events
             )
-            finished.add_done_callback(_ignore_failure if was_deleted else self._finished)
-        if self.asked.conversation_id and response.status in ("completed", "incomplete"):
-            key = RecordKey(self._key.tenant, self.asked.conversation_id, "conversation")
+            written.add_done_callback(_ignore_failure if was_deleted else self._end_written)
+        if self.body.conversation_id and response.status in ("completed", "incomplete"):
+            key = RecordKey(self._key.tenant, self.body.conversation_id, "conversation")
             appended = self._store.call(ResponseFile.append, key, [*self._items, *output])
             appended.add_done_callback(_ignore_failure)
 
-    def _finished(self, done: asyncio.Future[None]) -> None:
+    def _end_written(self, done: asyncio.Future[None]) -> None:
         """Keep the response in memory if its end could not be written, because the store still
         shows it as running.
         """
         if done.cancelled() or isinstance(done.exception(), ResponsesUnavailable):
             self._resumable.keep_unwritten(self._key, self)
 
-    def _body(self) -> dict[str, Any]:
+    def _stored_body(self) -> dict[str, Any]:
         # the output is stored separately
-        return {**msgspec.to_builtins(self.form.response), "output": []}
+        return {**msgspec.to_builtins(self.answer_format.response), "output": []}
 
 
 def _ignore_failure(done: asyncio.Future[Any]) -> None:
@@ -249,7 +254,7 @@ def _ignore_failure(done: asyncio.Future[Any]) -> None:
         done.exception()
 
 
-def _query(*names: str) -> Shape:
+def _query_shape(*names: str) -> Shape:
     """Return the OpenAPI description of query parameters; `cache_salt` is always included."""
     return query_shape({name: _QUERY[name] for name in (*names, "cache_salt")})
 
@@ -257,27 +262,27 @@ def _query(*names: str) -> Shape:
 @operation(
     "GET",
     _RESPONSE,
-    _query("stream", "starting_after", "include[]"),
+    _query_shape("stream", "starting_after", "include[]"),
     returns(ResponseObject, chunk=ResponseEvent),
 )
 async def get_response(request: Request, services: Services) -> Response:
     """Return a stored response in its current state, or its events after a given number."""
     query = request.query_params
     streams = _boolean_in(query, "stream")
-    given = number_in(query, "starting_after", 0, INT64_MAX)
-    after = -1 if given is None else given
+    starting_after = number_in(query, "starting_after", 0, INT64_MAX)
+    after = -1 if starting_after is None else starting_after
     run = _run(request, services)
     if run is not None:
         if streams:
-            return FollowingResponse(run.events_after(after), run.form)
-        return json_response(run.form.response)
-    record = await _response(request, services)
+            return FollowingResponse(run.events_after(after), run.answer_format)
+        return json_response(run.answer_format.response)
+    record = await _response_record(request, services)
     if not streams:
         included = (*query.getlist("include[]"), *query.getlist("include"))
         if "reasoning.encrypted_content" not in included:
-            return _json(_shown(record))
-        return _json(_shown(record, seal=_context(request, services).seal.encrypt))
-    _refuse_elsewhere(record)
+            return _json(_response_fields(record))
+        return _json(_response_fields(record, seal=_context(request, services).seal.encrypt))
+    _refuse_if_running(record)
     events = await _call(request, services, "response", ResponseFile.events)
     if not events:
         return Response(_last_event(record, number=after + 1), media_type=_EVENT_STREAM)
@@ -286,7 +291,7 @@ async def get_response(request: Request, services: Services) -> Response:
     return Response(later, media_type=_EVENT_STREAM)
 
 
-@operation("DELETE", _RESPONSE, _query(), returns(Deleted))
+@operation("DELETE", _RESPONSE, _query_shape(), returns(Deleted))
 async def delete_response(request: Request, services: Services) -> Response:
     """Delete a response. If it runs in the background, it is ended.
 
@@ -296,74 +301,74 @@ async def delete_response(request: Request, services: Services) -> Response:
     await _call(request, services, "response", ResponseFile.delete)
     key = _key(request, services, "response")
     services.answers.resumable.named.pop(key, None)
-    if run is not None and run.asked.background:
+    if run is not None and run.body.background:
         run.stop()
     return json_response(Deleted(id=key.id, object="response"))
 
 
-@operation("POST", _RESPONSE + "/cancel", _query(), returns(ResponseObject))
+@operation("POST", _RESPONSE + "/cancel", _query_shape(), returns(ResponseObject))
 async def cancel_response(request: Request, services: Services) -> Response:
     """End a response that runs in the background. A finished response does not change."""
     run = _run(request, services)
-    if run is not None and run.asked.background:
+    if run is not None and run.body.background:
         run.stop()
-        return json_response(run.form.response)
-    record = await _response(request, services)
+        return json_response(run.answer_format.response)
+    record = await _response_record(request, services)
     if not record.body.get("background"):
         raise RequestRefused(
             "only a response that was created with `background` can be cancelled",
             field="response_id",
         )
-    _refuse_elsewhere(record)
-    return _json(_shown(record))
+    _refuse_if_running(record)
+    return _json(_response_fields(record))
 
 
-@operation("GET", _RESPONSE + "/input_items", _query(*_PAGE), returns(ItemList))
+@operation("GET", _RESPONSE + "/input_items", _query_shape(*_PAGE_PARAMETERS), returns(ItemList))
 async def list_input_items(request: Request, services: Services) -> Response:
     """List the input items of a response, without those of the responses that it continues."""
-    return await _page(request, services, "response")
+    return await _item_page(request, services, "response")
 
 
 @operation(
     "POST",
     "/v1/conversations",
-    _query(),
+    _query_shape(),
     accepts(ConversationOpening, required=False),
     returns(ConversationObject),
 )
 async def create_conversation(request: Request, services: Services) -> Response:
     """Create a conversation."""
-    asked = await _parsed(ConversationOpening, request, services, empty=b"{}")
-    created = ConversationObject(
-        id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=asked.metadata or {}
+    body = await _read_body_as(ConversationOpening, request, services, if_empty=b"{}")
+    conversation = ConversationObject(
+        id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=body.metadata or {}
     )
-    key = RecordKey(_context(request, services).tenant, created.id, "conversation")
-    items = _checked(asked.items or [])
-    body = msgspec.to_builtins(created)
-    await services.answers.responses.call(ResponseFile.put, key, body, items=items)
-    return json_response(created)
+    key = RecordKey(_context(request, services).tenant, conversation.id, "conversation")
+    items = _checked_items(body.items or [])
+    fields = msgspec.to_builtins(conversation)
+    await services.answers.responses.call(ResponseFile.put, key, fields, items=items)
+    return json_response(conversation)
 
 
-@operation("GET", _CONVERSATION, _query(), returns(ConversationObject))
+@operation("GET", _CONVERSATION, _query_shape(), returns(ConversationObject))
 async def get_conversation(request: Request, services: Services) -> Response:
     """Return a conversation."""
-    return json_response(await _conversation(request, services))
+    return json_response(await _conversation_object(request, services))
 
 
 @operation(
-    "POST", _CONVERSATION, _query(), accepts(ConversationChange), returns(ConversationObject)
+    "POST", _CONVERSATION, _query_shape(), accepts(ConversationChange), returns(ConversationObject)
 )
 async def update_conversation(request: Request, services: Services) -> Response:
     """Replace the metadata of a conversation."""
-    asked = await _parsed(ConversationChange, request, services)
-    found = await _conversation(request, services)
-    changed = msgspec.structs.replace(found, metadata=asked.metadata or {})
-    body = msgspec.to_builtins(changed)
-    await _call(request, services, "conversation", ResponseFile.change, body)
+    body = await _read_body_as(ConversationChange, request, services)
+    stored = await _conversation_object(request, services)
+    changed = msgspec.structs.replace(stored, metadata=body.metadata or {})
+    fields = msgspec.to_builtins(changed)
+    await _call(request, services, "conversation", ResponseFile.change, fields)
     return json_response(changed)
 
 
-@operation("DELETE", _CONVERSATION, _query(), returns(Deleted))
+@operation("DELETE", _CONVERSATION, _query_shape(), returns(Deleted))
 async def delete_conversation(request: Request, services: Services) -> Response:
     """Delete a conversation and its items. Responses that continued the conversation are kept."""
     await _call(request, services, "conversation", ResponseFile.delete)
@@ -374,25 +379,26 @@ async def delete_conversation(request: Request, services: Services) -> Response:
 @operation(
     "POST",
     _CONVERSATION + "/items",
-    _query("include[]"),
+    _query_shape("include[]"),
     accepts(ConversationAddition),
     returns(ItemList),
 )
 async def create_conversation_items(request: Request, services: Services) -> Response:
     """Add items to a conversation."""
-    items = _checked((await _parsed(ConversationAddition, request, services)).items)
+    body = await _read_body_as(ConversationAddition, request, services)
+    items = _checked_items(body.items)
     await _call(request, services, "conversation", ResponseFile.append, items)
-    return _list(items)
+    return _item_list(items)
 
 
-@operation("GET", _CONVERSATION + "/items", _query(*_PAGE), returns(ItemList))
+@operation("GET", _CONVERSATION + "/items", _query_shape(*_PAGE_PARAMETERS), returns(ItemList))
 async def list_conversation_items(request: Request, services: Services) -> Response:
     """List the items of a conversation."""
-    return await _page(request, services, "conversation")
+    return await _item_page(request, services, "conversation")
 
 
 @operation(
-    "GET", _CONVERSATION + "/items/{item_id}", _query("include[]"), returns(ConversationItem)
+    "GET", _CONVERSATION + "/items/{item_id}", _query_shape("include[]"), returns(ConversationItem)
 )
 async def get_conversation_item(request: Request, services: Services) -> Response:
     """Return an item of a conversation."""
@@ -403,13 +409,15 @@ async def get_conversation_item(request: Request, services: Services) -> Respons
     raise _not_found("item", item_id)
 
 
-@operation("DELETE", _CONVERSATION + "/items/{item_id}", _query(), returns(ConversationObject))
+@operation(
+    "DELETE", _CONVERSATION + "/items/{item_id}", _query_shape(), returns(ConversationObject)
+)
 async def delete_conversation_item(request: Request, services: Services) -> Response:
     """Delete an item of a conversation."""
     item_id = request.path_params["item_id"]
     if not await _call(request, services, "conversation", ResponseFile.delete_item, item_id):
         raise _not_found("item", item_id)
-    return json_response(await _conversation(request, services))
+    return json_response(await _conversation_object(request, services))
 
 
 OPERATIONS = (
@@ -431,7 +439,7 @@ OPERATIONS = (
 async def _call(
     request: Request, services: Services, kind: Kind, method: Callable[..., Any], *args: Any
 ) -> Any:
-    """Call a method of ResponseFile with the record that the path names.
+    """Call a method of ResponseFile with the key of the record that the path names.
 
     Raises RequestRefused if the record does not exist.
     """
@@ -451,24 +459,27 @@ def _context(request: Request, services: Services) -> RequestContext:
 
 
 def _run(request: Request, services: Services) -> ResponseRun | None:
-    found = services.answers.resumable.named.get(_key(request, services, "response"))
-    return found if isinstance(found, ResponseRun) else None
+    """The response that the path names; None unless this server generates it, or could not store
+    its end.
+    """
+    log = services.answers.resumable.named.get(_key(request, services, "response"))
+    return log if isinstance(log, ResponseRun) else None
 
 
-async def _response(request: Request, services: Services) -> StoredRecord:
+async def _response_record(request: Request, services: Services) -> StoredRecord:
     record: StoredRecord = await _call(request, services, "response", ResponseFile.record)
     return record
 
 
-async def _conversation(request: Request, services: Services) -> ConversationObject:
+async def _conversation_object(request: Request, services: Services) -> ConversationObject:
     record = await _call(request, services, "conversation", ResponseFile.record)
     return msgspec.convert(record.body, ConversationObject)
 
 
-async def _page(request: Request, services: Services, kind: Kind) -> Response:
+async def _item_page(request: Request, services: Services, kind: Kind) -> Response:
     """Return a page of the items of a conversation, or of the input items of a response."""
     query = request.query_params
-    limit = number_in(query, "limit", 1, _MOST_LISTED) or _LISTED
+    limit = number_in(query, "limit", 1, _MOST_LISTED) or _DEFAULT_LISTED
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid_field("order", "must be asc or desc")
@@ -483,23 +494,26 @@ async def _page(request: Request, services: Services, kind: Kind) -> Response:
             raise invalid_field("after", "no item of this list has this id")
         begin = places[-1] + 1
     end = begin + limit
-    return _list(items[begin:end], has_more=len(items) > end)
+    return _item_list(items[begin:end], has_more=len(items) > end)
 
 
-def _list(items: Sequence[Item], *, has_more: bool = False) -> Response:
+def _item_list(items: Sequence[Item], *, has_more: bool = False) -> Response:
     shown = [dict(shown_item(item)) for item in items]
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     return json_response(ItemList(data=shown, first_id=first, last_id=last, has_more=has_more))
 
 
-async def _parsed(model: type[M], request: Request, services: Services, *, empty: bytes = b"") -> M:
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    asked = parse(model, body or empty)
-    _SALT_BELONGS_IN_THE_QUERY.refuse(asked.model_extra)
-    return asked
+async def _read_body_as(
+    model: type[M], request: Request, services: Services, *, if_empty: bytes = b""
+) -> M:
+    """Read and parse the body. Raises RequestRefused. if_empty: replaces an empty body."""
+    body_bytes = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    body = parse(model, body_bytes or if_empty)
+    _SALT_BELONGS_IN_THE_QUERY.refuse(body.model_extra)
+    return body
 
 
-def _checked(items: list[AnyItem]) -> list[Item]:
+def _checked_items(items: list[AnyItem]) -> list[Item]:
     """Return the items in their stored form.
 
     Raises RequestRefused for items that no response could continue.
@@ -515,41 +529,49 @@ def _boolean_in(query: Mapping[str, str], name: str) -> bool:
     return text in ("true", "1")
 
 
-def _not_found(what: str, record_id: str) -> RequestRefused:
+def _not_found(kind: str, record_id: str) -> RequestRefused:
+    """The error for an unknown id. kind: of the record, as error messages and codes call it."""
     message = (
-        f"there is no {what} {record_id[:100]!r}; it may have been deleted or may no longer be "
+        f"there is no {kind} {record_id[:100]!r}; it may have been deleted or may no longer be "
         "stored"
     )
-    return RequestRefused(message, status=404, code=f"{what}_not_found", field=f"{what}_id")
+    return RequestRefused(message, status=404, code=f"{kind}_not_found", field=f"{kind}_id")
 
 
-def _refuse_elsewhere(record: StoredRecord) -> None:
+def _refuse_if_running(record: StoredRecord) -> None:
+    """Raise RequestRefused if another server generates the response, so that its events are there."""
     if record.is_running:
         message = "this response is being generated by another server that shares this store"
         raise RequestRefused(message, status=409, code="response_elsewhere", field="response_id")
 
 
-def _shown(record: StoredRecord, *, seal: Callable[[str], str] | None = None) -> dict[str, Any]:
-    """Return a stored response as a client sees it. seal: to add thoughts as encrypted_content."""
+def _response_fields(
+    record: StoredRecord, *, seal: Callable[[str], str] | None = None
+) -> dict[str, Any]:
+    """Return the fields of a stored response as a client sees it.
+
+    seal: encrypts thoughts, which are then included as `encrypted_content`.
+    """
     if seal is None:
         output = [shown_item(item) for item in record.output]
     else:
         output = [with_sealed_thought(item, seal) for item in record.output]
-    shown = {**record.body, "output": output}
-    return shown | {"status": "failed", "error": _LOST} if record.is_lost else shown
+    fields = {**record.body, "output": output}
+    return fields | {"status": "failed", "error": _INTERRUPTED} if record.is_lost else fields
 
 
 def _number_of(frame: bytes) -> int:
-    found = _EVENT_NUMBER.search(frame)
-    return int(found[1]) if found else 0
+    """The sequence number of an event, from its bytes."""
+    match = _EVENT_NUMBER.search(frame)
+    return int(match[1]) if match else 0
 
 
 def _last_event(record: StoredRecord, *, number: int) -> bytes:
     """Create the last event of a finished response from its stored state."""
-    shown = _shown(record)
-    kind = shown["status"].replace("cancelled", "incomplete")
+    fields = _response_fields(record)
+    kind = fields["status"].replace("cancelled", "incomplete")
     data = msgspec.json.encode(
-        {"type": f"response.{kind}", "sequence_number": number, "response": shown}
+        {"type": f"response.{kind}", "sequence_number": number, "response": fields}
     )
     return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), data)
 
