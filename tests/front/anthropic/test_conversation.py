@@ -23,7 +23,7 @@ def talk(*turns: tuple[str, Any], system: Any = None) -> list[dict[str, Any]]:
         conversation.add_system(system)
     given = TURNS.validate_python([{"role": role, "content": content} for role, content in turns])
     for place, turn in enumerate(given):
-        conversation.add(turn, f"messages.{place}.content")
+        conversation.add_turn(turn, f"messages.{place}.content")
     return conversation.messages
 
 

@@ -25,7 +25,8 @@ from holdfast.front.server.answers import AnswerFormat
 from holdfast.front.server.explanation import Explanation
 from holdfast.front.server.problem import Advice, Problem
 
-_KINDS = {
+# HTTP status → Anthropic's type of an error
+_ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -38,13 +39,13 @@ STATUSES = {"queue_full": 529}  # code of a problem → Anthropic's HTTP status,
 StopReason: TypeAlias = Literal[
     "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
 ]
-_LONG_SECONDS = 3600.0
+_LONG_SECONDS = 3600.0  # a breakpoint with at least this lifetime counts as cached for an hour
 _encode = msgspec.json.encode
 _PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 _NO_INPUT = msgspec.Raw(b"{}")
 
-# the kind of a text, or the number of a call
+# what identifies the block that is being written: the kind of a text, or the number of a call
 OpenBlock: TypeAlias = Literal["text", "reasoning"] | int
 
 
@@ -77,12 +78,12 @@ def anthropic_error(problem: Problem) -> MessagesError:
 
     Clients choose their exception by the HTTP status, and show `type` and `message`.
     """
-    default = "invalid_request_error" if problem.status < 500 else "api_error"
-    kind = _KINDS.get(problem.status, default)
+    default_type = "invalid_request_error" if problem.status < 500 else "api_error"
+    error_type = _ERROR_TYPES.get(problem.status, default_type)
     details = UnsupportedThread() if problem.field == "thread" else UNSET
     return MessagesError(
         error=MessagesErrorDetail(
-            type=kind, message=_message(problem), advice=problem.advice, details=details
+            type=error_type, message=_message(problem), advice=problem.advice, details=details
         ),
         request_id=problem.request_id or UNSET,
     )
@@ -95,8 +96,9 @@ def _message(problem: Problem) -> str:
     conversation.
     """
     if isinstance(cause := problem.cause, PromptTooLong):
-        most = min(cause.context_tokens, cause.prompt_tokens - 1)  # leaves a token for the answer
-        return f"prompt is too long: {cause.prompt_tokens} tokens > {most} maximum"
+        # one less than the prompt if that is what fits, because the answer needs a token, too
+        most_tokens = min(cause.context_tokens, cause.prompt_tokens - 1)
+        return f"prompt is too long: {cause.prompt_tokens} tokens > {most_tokens} maximum"
     return problem.message_with_field
 
 
@@ -197,21 +199,26 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
 
 
 def usage_of(counts: TokenCounts) -> MessageUsage:
-    """Return the token counts of one answer."""
+    """Return the token counts of one answer.
+
+    Tokens up to the client's last breakpoint count as written to the cache, unless they were cached
+    before: for an hour up to the last breakpoint that asks for that, else for five minutes.
+    """
     cached = counts.cached_tokens
     breakpoints = counts.breakpoints
-    last = max((each.tokens for each in breakpoints), default=0)
-    last_long = max(
+    tokens_to_last = max((each.tokens for each in breakpoints), default=0)
+    tokens_to_last_long = max(
         (each.tokens for each in breakpoints if each.seconds >= _LONG_SECONDS), default=0
     )
-    created = max(0, last - cached)
-    long_lived = max(0, last_long - cached)
+    created = max(0, tokens_to_last - cached)
+    created_for_an_hour = max(0, tokens_to_last_long - cached)
     return MessageUsage(
         input_tokens=counts.prompt_tokens - cached - created,
         cache_creation_input_tokens=created,
         cache_read_input_tokens=cached,
         cache_creation=CacheCreation(
-            ephemeral_5m_input_tokens=created - long_lived, ephemeral_1h_input_tokens=long_lived
+            ephemeral_5m_input_tokens=created - created_for_an_hour,
+            ephemeral_1h_input_tokens=created_for_an_hour,
         ),
         output_tokens=counts.completion_tokens,
         output_tokens_details=ThinkingTokens(thinking_tokens=counts.reasoning_tokens),
@@ -224,6 +231,7 @@ class MessagesAnswer(AnswerFormat):
 
     max_tokens: as in the request.
     hides_thinking: thinking blocks have no text, only a signature that contains the text.
+    seal: signs or encrypts thoughts, so that the client can send them back but not change them.
     """
 
     def __init__(
@@ -241,7 +249,7 @@ class MessagesAnswer(AnswerFormat):
         self._max_tokens = max_tokens
         self._hides_thinking = hides_thinking
         self._content: list[AnswerBlock] = []  # the last block is incomplete while it is open
-        self._open_block: OpenBlock | None = None
+        self._open_block: OpenBlock | None = None  # None: between two blocks
         self._pieces: list[str] = []  # text, thought or arguments of the open block
         self._end: ChoiceFinished | None = None
 
@@ -260,21 +268,21 @@ class MessagesAnswer(AnswerFormat):
 
     def delta_event(self, event: OutputDelta) -> bytes:
         """Return more of a block. The first delta of a block also ends the previous block."""
-        place = _block_of(event)
-        if place is None:
+        block = _block_of(event)
+        if block is None:
             return b""
-        before = (
+        block_change = (
             b""
-            if place == self._open_block
-            else self._stop_block() + self._start_block(place, event)
+            if block == self._open_block
+            else self._stop_block() + self._start_block(block, event)
         )
         if isinstance(event, TextDelta):
-            return before + self._text_delta(event)
+            return block_change + self._text_delta(event)
         if isinstance(event, ToolArgumentsDelta):
-            return before + self._arguments_delta(event)
+            return block_change + self._arguments_delta(event)
         if isinstance(event, ToolCallFinished):
-            return before + self._stop_block(is_complete=True)
-        return before
+            return block_change + self._stop_block(is_complete=True)
+        return block_change
 
     def choice_end(self, event: ChoiceFinished) -> bytes:
         self._end = event
@@ -314,7 +322,8 @@ class MessagesAnswer(AnswerFormat):
         )
         return _encode(answer)
 
-    def _start_block(self, place: OpenBlock, event: OutputDelta) -> bytes:
+    def _start_block(self, new_block: OpenBlock, event: OutputDelta) -> bytes:
+        """Begin a block, still empty. event: its first delta."""
         if isinstance(event, ToolCallStarted):
             block = AnswerBlock(
                 type="tool_use",
@@ -323,11 +332,11 @@ class MessagesAnswer(AnswerFormat):
                 input=_NO_INPUT,
                 caller=DirectCaller(),
             )
-        elif place == "text":
+        elif new_block == "text":
             block = AnswerBlock(type="text", text="", citations=None)
         else:
             block = AnswerBlock(type="thinking", thinking="", signature="")
-        self._open_block = place
+        self._open_block = new_block
         self._content.append(block)
         data = b'{"type":"content_block_start","index":%d,"content_block":%b}' % (
             len(self._content) - 1,
@@ -355,12 +364,12 @@ class MessagesAnswer(AnswerFormat):
         """
         if self._open_block is None:
             return b""
-        signature_event = b""
+        signature_event = b""  # only thinking blocks have one
         text = "".join(self._pieces)
         fields: dict[str, Any] = {"text": text}
         if self._open_block == "reasoning":
-            seal = self._seal.encrypt if self._hides_thinking else self._seal.sign
-            signature = seal(text)
+            create_signature = self._seal.encrypt if self._hides_thinking else self._seal.sign
+            signature = create_signature(text)
             signature_event = self._delta(b"signature_delta", b"signature", signature)
             fields = {"thinking": "" if self._hides_thinking else text, "signature": signature}
         elif self._open_block != "text":
@@ -372,9 +381,10 @@ class MessagesAnswer(AnswerFormat):
         return b"%bevent: content_block_stop\ndata: %b\n\n" % (signature_event, data)
 
     def _delta(self, kind: bytes, key: bytes, text: str) -> bytes:
+        """The event that adds to the open block. kind: type of the delta. key: its text's field."""
         delta = b'{"type":"%b","%b":%b}' % (kind, key, _encode(text))
-        place = len(self._content) - 1
-        data = b'{"type":"content_block_delta","index":%d,"delta":%b}' % (place, delta)
+        index = len(self._content) - 1
+        data = b'{"type":"content_block_delta","index":%d,"delta":%b}' % (index, delta)
         return b"event: content_block_delta\ndata: %b\n\n" % data
 
     def _stop_reason(self, counts: TokenCounts) -> tuple[StopReason, str | None]:
@@ -385,8 +395,8 @@ class MessagesAnswer(AnswerFormat):
             return "max_tokens" if is_at_limit else "model_context_window_exceeded", None
         if self._end.finish_reason == "tool_calls":
             return "tool_use", None
-        found = self._end.stop_string
-        return "end_turn" if found is None else "stop_sequence", found
+        stop_string = self._end.stop_string
+        return "end_turn" if stop_string is None else "stop_sequence", stop_string
 
 
 def _block_of(event: OutputDelta) -> OpenBlock | None:

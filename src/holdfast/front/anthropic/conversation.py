@@ -27,13 +27,15 @@ from holdfast.front.server.fields import (
 )
 from holdfast.front.server.problem import invalid_field, missing_field
 
+# tags of the union of block types
 _OTHER = TAG_MARK + "other"
 _TAGS = {
     kind: TAG_MARK + kind
     for kind in ("text", "thinking", "tool_use", "tool_result", "tool_reference")
 }
-# Blocks of Anthropic's own tools, and thoughts of other servers, which a model here cannot use.
-_LEFT_OUT = frozenset(
+# types of blocks that a model here cannot use: those of Anthropic's own tools, and thoughts of other
+# servers
+_LEFT_OUT_TYPES = frozenset(
     {
         "redacted_thinking",
         "server_tool_use",
@@ -44,9 +46,10 @@ _LEFT_OUT = frozenset(
     }
 )
 _LEFT_OUT_ENDING = "_tool_result"  # such as web_search_tool_result
-_FAILED = "The call failed."
-_SECONDS = {"5m": 300.0, "1h": 3600.0}
-_SCHEMA = "input_schema"
+_FAILURE_NOTE = "The call failed."
+_CACHE_SECONDS = {"5m": 300.0, "1h": 3600.0}
+_SCHEMA_FIELD = "input_schema"
+# type of a `tool_choice` → our mode
 _MODES: Mapping[str, ToolMode] = {
     "auto": "auto",
     "any": "required",
@@ -55,14 +58,16 @@ _MODES: Mapping[str, ToolMode] = {
 }
 
 
-def _kind(value: Any) -> str:
+def _block_tag(value: Any) -> str:
+    """The discriminator of `Block`."""
     kind = value.get("type") if isinstance(value, dict) else None
     return _TAGS.get(kind, _OTHER) if isinstance(kind, str) else _OTHER
 
 
-def _kind_in_result(value: Any) -> str:
-    kind = _kind(value)
-    return kind if kind in (_TAGS["text"], _TAGS["tool_reference"]) else _OTHER
+def _result_block_tag(value: Any) -> str:
+    """The discriminator of `ResultBlock`."""
+    tag = _block_tag(value)
+    return tag if tag in (_TAGS["text"], _TAGS["tool_reference"]) else _OTHER
 
 
 @with_config(STRICT)
@@ -120,7 +125,7 @@ ResultBlock = Annotated[
     Annotated[TextBlock, Tag(_TAGS["text"])]
     | Annotated[ToolReferenceBlock, Tag(_TAGS["tool_reference"])]
     | Annotated[OtherBlock, Tag(_OTHER)],
-    Discriminator(_kind_in_result),
+    Discriminator(_result_block_tag),
 ]
 
 
@@ -142,7 +147,7 @@ Block = Annotated[
     | Annotated[ToolResultBlock, Tag(_TAGS["tool_result"])]
     | Annotated[ToolReferenceBlock, Tag(_TAGS["tool_reference"])]
     | Annotated[OtherBlock, Tag(_OTHER)],
-    Discriminator(_kind),
+    Discriminator(_block_tag),
 ]
 SystemPrompt = TextOrMany[TextBlock]
 
@@ -182,7 +187,11 @@ Message: TypeAlias = dict[str, Any]
 
 
 class Conversation:
-    """The messages of a prompt, and the places up to which the client wants the prompt cached."""
+    """The messages of a prompt, in OpenAI's chat format, and its breakpoints: the places up to which
+    the client wants the prompt cached.
+
+    A message has parts where Anthropic's format has blocks.
+    """
 
     def __init__(self, *, seal: Seal) -> None:
         """seal: recognizes thoughts of this server; thoughts of others are left out."""
@@ -191,15 +200,16 @@ class Conversation:
         self.breakpoints: list[CacheBreakpoint] = []
         self._seal = seal
 
-    def mark(self, block: Mapping[str, Any], *, messages: int, parts: int = 0) -> None:
+    def mark_breakpoint(self, block: Mapping[str, Any], *, messages: int, parts: int = 0) -> None:
         """Add a breakpoint if the block has `cache_control`.
 
         messages: the number of whole messages before the end of the block.
         parts: the number of parts of the next message that are before the end of the block.
         """
         control = block.get("cache_control")
-        if isinstance(control, Mapping):  # that of a block of unknown type is unchecked
-            seconds = _SECONDS["1h" if control.get("ttl") == "1h" else "5m"]
+        # checked here, because pydantic does not check the field in blocks of unknown types
+        if isinstance(control, Mapping):
+            seconds = _CACHE_SECONDS["1h" if control.get("ttl") == "1h" else "5m"]
             self.breakpoints.append(
                 CacheBreakpoint(messages=messages, parts=parts, seconds=seconds)
             )
@@ -210,12 +220,12 @@ class Conversation:
             [{"type": "text", "text": system}] if isinstance(system, str) else system
         )
         for place, block in enumerate(blocks):
-            self.mark(block, messages=0, parts=place + 1)
+            self.mark_breakpoint(block, messages=0, parts=place + 1)
         if blocks:
             self.messages.append({"role": "system", "content": [_part(block) for block in blocks]})
 
-    def add(self, turn: Turn, field: str) -> None:
-        """Add a turn.
+    def add_turn(self, turn: Turn, field: str) -> None:
+        """Add a turn. field: the request field of its content.
 
         Raises RequestRefused, which names the first block that the model cannot read.
         """
@@ -225,30 +235,31 @@ class Conversation:
         elif turn["role"] == "assistant":
             self.messages.append(_assistant_message(content, field, self._seal))
             for block in content:
-                self.mark(block, messages=len(self.messages))
+                self.mark_breakpoint(block, messages=len(self.messages))
         else:
             self._add_blocks(turn["role"], content, field)
 
     def _add_blocks(self, role: str, blocks: Sequence[Mapping[str, Any]], field: str) -> None:
         """Add a turn of the user or the system. Each result of a call becomes its own message."""
         parts: list[Message] = []
-        # next to results, an agent puts what its tools found, such as the pages of a PDF
-        source = "tool" if any(block["type"] == "tool_result" for block in blocks) else role
+        # The role to which blocks that are not text belong. Next to results, an agent puts what its
+        # tools found, such as the pages of a PDF.
+        source_role = "tool" if any(block["type"] == "tool_result" for block in blocks) else role
         for place, block in enumerate(blocks):
             if block["type"] == "tool_result":
                 if parts:
                     self.messages.append({"role": role, "content": parts})
                     parts = []
-                self.messages.append(_result(block, f"{field}.{place}"))
-                self.mark(block, messages=len(self.messages))
+                self.messages.append(_result_message(block, f"{field}.{place}"))
+                self.mark_breakpoint(block, messages=len(self.messages))
             elif (part := _text_part(block)) is not None:
                 parts.append(part)
-                self.mark(block, messages=len(self.messages), parts=len(parts))
+                self.mark_breakpoint(block, messages=len(self.messages), parts=len(parts))
             elif block["type"] == "tool_reference":
-                parts.append(_reference(block))
+                parts.append(_reference_part(block))
             elif not _is_left_out(block["type"]):
-                parts.append(_other_part(block, source, f"{field}.{place}"))
-                self.mark(block, messages=len(self.messages), parts=len(parts))
+                parts.append(_other_part(block, source_role, f"{field}.{place}"))
+                self.mark_breakpoint(block, messages=len(self.messages), parts=len(parts))
         if parts or not blocks:
             self.messages.append({"role": role, "content": parts or ""})
 
@@ -257,8 +268,8 @@ def referenced_tools(turns: Sequence[Turn]) -> Iterator[str]:
     """Iterate over the names of tools that tool searches have found, in conversation order."""
     for turn in turns:
         for block in turn["content"] if isinstance(turn["content"], list) else ():
-            inner = block.get("content") if block["type"] == "tool_result" else [block]
-            for part in inner if isinstance(inner, list) else ():
+            inner_blocks = block.get("content") if block["type"] == "tool_result" else [block]
+            for part in inner_blocks if isinstance(inner_blocks, list) else ():
                 if part["type"] == "tool_reference":
                     yield part["tool_name"]
 
@@ -305,15 +316,16 @@ def _readable_thought(block: Mapping[str, Any], seal: Seal) -> str:
     return thinking if seal.is_signed(thinking, signature) else ""
 
 
-def _result(block: Mapping[str, Any], field: str) -> Message:
+def _result_message(block: Mapping[str, Any], field: str) -> Message:
+    """Return the result of a call as a message. field: the request field of the block."""
     content = block.get("content") or ""
     if not isinstance(content, str):
         parts = []
         for place, part in enumerate(content):
-            if (read := _text_part(part)) is not None:
-                parts.append(read)
+            if (text_part := _text_part(part)) is not None:
+                parts.append(text_part)
             elif part["type"] == "tool_reference":
-                parts.append(_reference(part))
+                parts.append(_reference_part(part))
             elif not _is_left_out(part["type"]):
                 parts.append(_other_part(part, "tool", f"{field}.content.{place}"))
         content = parts
@@ -324,11 +336,11 @@ def _result(block: Mapping[str, Any], field: str) -> Message:
 
 def _with_failure_note(content: str | list[Message]) -> str | list[Message]:
     if not content:
-        return _FAILED
+        return _FAILURE_NOTE
     return (
-        f"{_FAILED}\n{content}"
+        f"{_FAILURE_NOTE}\n{content}"
         if isinstance(content, str)
-        else [{"type": "text", "text": _FAILED}, *content]
+        else [{"type": "text", "text": _FAILURE_NOTE}, *content]
     )
 
 
@@ -342,40 +354,43 @@ def _text_part(block: Mapping[str, Any]) -> Message | None:
         return {"type": "text", "text": summary}
     source = block.get("source")
     if block["type"] == "search_result":
-        given = block.get("content")
+        text_source = block.get("content")
     elif (
         block["type"] == "document"
         and isinstance(source, dict)
         and source.get("type") in ("text", "content")
     ):
-        given = source.get("data" if source["type"] == "text" else "content")
+        text_source = source.get("data" if source["type"] == "text" else "content")
     else:
         return None
-    if isinstance(given, str):
-        given = [{"text": given}]
-    if not isinstance(given, list):
+    if isinstance(text_source, str):
+        text_source = [{"text": text_source}]
+    if not isinstance(text_source, list):
         return None
-    texts = [part.get("text") if isinstance(part, dict) else None for part in given]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in text_source]
     if not all(isinstance(text, str) for text in texts):
         return None
-    heading = [text for name in ("title", "context") if isinstance(text := block.get(name), str)]
-    return {"type": "text", "text": "\n".join([*heading, *map(str, texts)])}
+    headings = [text for name in ("title", "context") if isinstance(text := block.get(name), str)]
+    return {"type": "text", "text": "\n".join([*headings, *map(str, texts)])}
 
 
 def _part(block: Mapping[str, Any]) -> Message:
     return {"type": "text", "text": block["text"]}
 
 
-def _reference(block: Mapping[str, Any]) -> Message:
+def _reference_part(block: Mapping[str, Any]) -> Message:
     return {"type": "tool_reference", "tool_name": block["tool_name"]}
 
 
 def _is_left_out(kind: str) -> bool:
-    return kind in _LEFT_OUT or kind.endswith(_LEFT_OUT_ENDING)
+    return kind in _LEFT_OUT_TYPES or kind.endswith(_LEFT_OUT_ENDING)
 
 
 def _other_part(block: Mapping[str, Any], role: str, field: str) -> Message:
-    """Like `non_text_part`. Raises RequestRefused for a block that belongs elsewhere."""
+    """Return the message part for a block that is not text, as `non_text_part` does.
+
+    Raises RequestRefused for a type that is not allowed at this place, such as a call by the user.
+    """
     if (kind := block["type"]) in _TAGS:
         reason = "a block of this type is not allowed here"
         raise invalid_field(f"{field}.type", reason, shown=f": {kind!r}")
@@ -383,6 +398,7 @@ def _other_part(block: Mapping[str, Any], role: str, field: str) -> Message:
 
 
 def _object_schema(required: str, **properties: Any) -> dict[str, Any]:
+    """A JSON schema of a tool's arguments. required: their names, separated by spaces."""
     return {"type": "object", "properties": properties, "required": required.split()}
 
 
@@ -401,6 +417,7 @@ _EDITS = {
 
 
 def _enum_schema(words: str) -> dict[str, Any]:
+    """A JSON schema. words: the allowed values, separated by spaces."""
     return {"type": "string", "enum": words.split()}
 
 
@@ -469,6 +486,7 @@ class ShownTools(NamedTuple):
 
     schema_fields: for each tool, the request field that contains its schema.
     found: the names of the tools that tool searches have found; they come after all other tools.
+        Empty if there are no other tools, because the found ones are then listed like those.
     """
 
     definitions: tuple[dict[str, Any], ...]
@@ -485,6 +503,7 @@ def shown_tools(
     Raises RequestRefused, which names the field that is not supported.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
+    # definition, and the field of the request that has it
     shown: list[tuple[dict[str, Any], str]] = []
     deferred: dict[str, tuple[dict[str, Any], str]] = {}
     for place, tool in enumerate(tools):
@@ -494,16 +513,16 @@ def shown_tools(
         elif definition is not None:
             shown.append((definition, field))
     found = tuple(name for name in dict.fromkeys(referenced) if name in deferred)
-    # Chat templates explain calls only if they list tools. If there are no others, list the found
-    # ones.
-    within = found if shown else ()
+    # The prompt introduces found tools where the tool search found them. But chat templates explain
+    # calls only if they list tools. So if there are no other tools, the found ones are listed.
+    found_later = found if shown else ()
     shown += [deferred[name] for name in found]
     definitions = [definition for definition, _ in shown]
     fields = tuple(field for _, field in shown)
     checked = checked_definitions(
-        definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA
+        definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA_FIELD
     )
-    return ShownTools(checked, tuple(f"{field}.{_SCHEMA}" for field in fields), within)
+    return ShownTools(checked, tuple(f"{field}.{_SCHEMA_FIELD}" for field in fields), found_later)
 
 
 def choice_of(choice: MessagesToolChoice | None, *, tools: ShownTools) -> ToolChoice:
@@ -532,16 +551,16 @@ def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
     schema = tool.get("input_schema")
     if kind != "custom" and schema is None:
         family, _, date = kind.rpartition("_")
-        known = _TOOLS_WITH_KNOWN_SCHEMA.get(family) if date.isdecimal() else None
-        if known is None:
+        known_tool = _TOOLS_WITH_KNOWN_SCHEMA.get(family) if date.isdecimal() else None
+        if known_tool is None:
             log_once("skipped tools of type %r, which only Anthropic's servers can run", kind)
             return None
-        default, schema = known
-        description = default if description is None else description
+        default_description, schema = known_tool
+        description = default_description if description is None else description
     for name, value in (("name", tool.get("name")), ("input_schema", schema)):
         if value is None:
             raise missing_field(f"{field}.{name}")
-    given = {
+    function = {
         "name": tool["name"],
         "description": description,
         "parameters": schema,
@@ -549,5 +568,5 @@ def _function(tool: MessagesTool, field: str) -> dict[str, Any] | None:
     }
     return {
         "type": "function",
-        "function": {key: value for key, value in given.items() if value is not None},
+        "function": {key: value for key, value in function.items() if value is not None},
     }

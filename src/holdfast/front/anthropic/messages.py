@@ -67,6 +67,7 @@ from holdfast.front.server.problem import invalid_field, missing_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
 
+# fields that are accepted, but have no effect on the prompt
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
     "user_profile_id workspace_id billing_policy fallback_credit_token "
@@ -164,16 +165,16 @@ class PromptFields(SharedFields):
             referenced=referenced_tools([turn for _, turn in self._shown_turns()]),
             limits=context.services.limits,
         )
-        talk = self._conversation(context.seal)
-        is_continued = self._continues(talk.messages)
+        conversation = self._conversation(context.seal)
+        continues_answer = self._continues_answer(conversation.messages)
         prompt = ChatPrompt(
-            messages=tuple(talk.messages),
-            has_images=talk.has_images,
+            messages=tuple(conversation.messages),
+            has_images=conversation.has_images,
             tools=tools.definitions,
             tool_fields=tools.schema_fields,
             found_tools=tools.found,
-            continue_last=is_continued,
-            cache_breakpoints=tuple(talk.breakpoints),
+            continue_last=continues_answer,
+            cache_breakpoints=tuple(conversation.breakpoints),
         )
         return GenerationRequest(
             request_id=new_request_id("msg_"),
@@ -187,22 +188,24 @@ class PromptFields(SharedFields):
         )
 
     def _conversation(self, seal: Seal) -> Conversation:
-        talk = Conversation(seal=seal)
+        """Return the messages of the prompt, and its cache breakpoints. Raises RequestRefused."""
+        conversation = Conversation(seal=seal)
         for tool in self.tools or ():
-            talk.mark(tool, messages=0)
+            conversation.mark_breakpoint(tool, messages=0)
         if self.system:
-            talk.add_system(self.system)
+            conversation.add_system(self.system)
         for place, turn in self._shown_turns():
-            talk.add(turn, f"messages.{place}.content")
-        messages, talk.has_images = with_notes(talk.messages)
-        talk.messages = [*messages]
-        talk.mark({"cache_control": self.cache_control}, messages=len(talk.messages))
-        if len(talk.breakpoints) > _MOST_BREAKPOINTS:
+            conversation.add_turn(turn, f"messages.{place}.content")
+        messages, conversation.has_images = with_notes(conversation.messages)
+        conversation.messages = [*messages]
+        conversation.mark_breakpoint(
+            {"cache_control": self.cache_control}, messages=len(conversation.messages)
+        )
+        if (count := len(conversation.breakpoints)) > _MOST_BREAKPOINTS:
             raise invalid_field(
-                "cache_control",
-                f"at most {_MOST_BREAKPOINTS} blocks may have it, got {len(talk.breakpoints)}",
+                "cache_control", f"at most {_MOST_BREAKPOINTS} blocks may have it, got {count}"
             )
-        return talk
+        return conversation
 
     def _shown_turns(self) -> Iterator[tuple[int, Turn]]:
         """Iterate over the turns that the model reads, each with its index. Raises RequestRefused.
@@ -228,10 +231,11 @@ class PromptFields(SharedFields):
                 raise missing_field(f"messages.{place}.content")
 
     def _refuse_unsupported(self) -> None:
+        """Raise RequestRefused for fields that neither an answer nor a token count may have."""
         extras = (self.model_extra or {}).items()
         _NOT_SERVED.refuse({name: value for name, value in extras if name not in _WITHOUT_EFFECT})
 
-    def _continues(self, messages: list[Message]) -> bool:
+    def _continues_answer(self, messages: list[Message]) -> bool:
         """Whether the last message is an answer that the model should continue.
 
         An empty answer is removed from `messages`. Raises RequestRefused if the answer cannot be
@@ -254,17 +258,17 @@ class PromptFields(SharedFields):
 
     def _thinking(self) -> Thinking:
         """Return the thinking settings. As with Anthropic's models, thinking is off by default."""
-        asked = self.thinking
-        if asked is None or asked.type == "disabled":
+        thinking = self.thinking
+        if thinking is None or thinking.type == "disabled":
             return Thinking(effort="off")
         effort = self._effort_of_turn() or (
             self.output_config.effort if self.output_config else None
         )
-        said = ReasoningOptions(effort=effort, enabled=True, max_tokens=asked.budget_tokens)
-        return thinking_of(values={"reasoning": said})
+        reasoning = ReasoningOptions(effort=effort, enabled=True, max_tokens=thinking.budget_tokens)
+        return thinking_of(values={"reasoning": reasoning})
 
     def _effort_of_turn(self) -> EffortWord | None:
-        """The effort that a system message in the newest turn asks for."""
+        """The effort that a message after the last answer asks for; None if none does."""
         for turn in reversed(self.messages):
             if turn["role"] == "assistant":
                 break
@@ -274,11 +278,12 @@ class PromptFields(SharedFields):
         return None
 
     def _output_format(self) -> OutputFormat | None:
-        new = self.output_config.format if self.output_config else None
-        if (asked := new or self.output_format) is None:
+        """The format to enforce, from the newer field or the older one; None: any text."""
+        newer_field = self.output_config.format if self.output_config else None
+        if (json_output := newer_field or self.output_format) is None:
             return None
-        field = "output_config.format.schema" if new else "output_format.schema"
-        return OutputFormat(kind="json_schema", schema=asked.schema_, field=field)
+        field = "output_config.format.schema" if newer_field else "output_format.schema"
+        return OutputFormat(kind="json_schema", schema=json_output.schema_, field=field)
 
 
 class MessagesRequest(PromptFields):
@@ -308,17 +313,17 @@ class MessagesRequest(PromptFields):
                 if name == "compaction"
             }
         )
-        most = context.services.limits.max_stop_strings
-        refuse_too_many(self.stop_sequences or (), most, field="stop_sequences")
+        max_stop_strings = context.services.limits.max_stop_strings
+        refuse_too_many(self.stop_sequences or (), max_stop_strings, field="stop_sequences")
         request = self.request(context)
-        form = MessagesAnswer(
+        answer_format = MessagesAnswer(
             answer_id=request.request_id,
             model=request.model,
             seal=context.seal,
             max_tokens=self.max_tokens,
             hides_thinking=self.thinking is not None and self.thinking.display == "omitted",
         )
-        return [request], form
+        return [request], answer_format
 
     @property
     def streams(self) -> bool:
@@ -327,10 +332,10 @@ class MessagesRequest(PromptFields):
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that do not concern the prompt."""
-        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        sampling = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {
             "max_tokens": self.max_tokens,
-            **sampling_options(given),
+            **sampling_options(sampling),
             "stop": tuple(dict.fromkeys(self.stop_sequences or ())),
             **super().request_options(context),
         }
@@ -359,9 +364,9 @@ async def create_message(request: Request, services: Services) -> Response:
 @operation("POST", "/v1/messages/count_tokens", accepts(CountTokensRequest), returns(TokenCount))
 async def count_message_tokens(request: Request, services: Services) -> Response:
     """Count the tokens of the prompt."""
-    asked = await read_json(request, CountTokensRequest, services.limits)
-    context = context_of(request, services, cache_salt=asked.cache_salt)
-    encoded = await services.gateway.encode(asked.request(context))
+    body = await read_json(request, CountTokensRequest, services.limits)
+    context = context_of(request, services, cache_salt=body.cache_salt)
+    encoded = await services.gateway.encode(body.request(context))
     return json_response(TokenCount(input_tokens=len(encoded.token_ids)))
 
 
@@ -390,13 +395,13 @@ class AnthropicModelList(Struct, frozen=True, kw_only=True):
     last_id: str | None
 
 
-def _list(models: Sequence[ModelStatus]) -> AnthropicModelList:
-    shown = [_model(model) for model in models]
-    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
-    return AnthropicModelList(data=shown, first_id=first, last_id=last)
+def _model_list(models: Sequence[ModelStatus]) -> AnthropicModelList:
+    entries = [_anthropic_model(model) for model in models]
+    first, last = (entries[0].id, entries[-1].id) if entries else (None, None)
+    return AnthropicModelList(data=entries, first_id=first, last_id=last)
 
 
-def _model(model: ModelStatus) -> AnthropicModel:
+def _anthropic_model(model: ModelStatus) -> AnthropicModel:
     return AnthropicModel(
         id=model.id,
         display_name=model.id,
@@ -415,7 +420,10 @@ ANTHROPIC = Dialect(
     prefixes=("/v1/messages", "/v1/complete"),
     matches_headers=lambda headers: "anthropic-version" in headers,
     models=ModelShapes(
-        many_type=AnthropicModelList, one_type=AnthropicModel, many=_list, one=_model
+        many_type=AnthropicModelList,
+        one_type=AnthropicModel,
+        many=_model_list,
+        one=_anthropic_model,
     ),
     statuses=STATUSES,
     serves="Anthropic's messages: /v1/messages",
