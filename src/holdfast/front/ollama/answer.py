@@ -122,7 +122,7 @@ class ContextTurn(
     reasoning_content: str = ""
 
 
-_turns = msgspec.json.Decoder(list[ContextTurn])
+_turns_decoder = msgspec.json.Decoder(list[ContextTurn])
 
 
 def encode_context(turns: Sequence[dict[str, Any]]) -> list[int]:
@@ -135,12 +135,12 @@ def decode_context(numbers: Sequence[int], *, limit_bytes: int) -> tuple[dict[st
 
     Raises RequestRefused if the numbers were not made by `encode_context`, or exceed `limit_bytes`.
     """
-    unpacking = zlib.decompressobj()
+    decompressor = zlib.decompressobj()
     try:
-        text = unpacking.decompress(bytes(numbers), limit_bytes)
-        if not unpacking.eof:
+        text = decompressor.decompress(bytes(numbers), limit_bytes)
+        if not decompressor.eof:
             raise ValueError("it is incomplete or too long")
-        return tuple(msgspec.to_builtins(turn) for turn in _turns.decode(text))
+        return tuple(msgspec.to_builtins(turn) for turn in _turns_decoder.decode(text))
     except (ValueError, zlib.error, msgspec.DecodeError):
         raise invalid_field("context", "it was not returned by this server") from None
 
@@ -180,8 +180,8 @@ class OllamaAnswer(AnswerFormat):
 
     def delta_event(self, event: OutputDelta) -> bytes:
         """Return a line with the new content; a call is collected until it is complete."""
-        added = self._line_fields(event)
-        return encode_line(self.line(done=False, **added)) if added else b""
+        fields = self._line_fields(event)
+        return encode_line(self.line(done=False, **fields)) if fields else b""
 
     def choice_end(self, event: ChoiceFinished) -> bytes:
         """Return nothing yet, because the last line also contains the counts."""
@@ -199,7 +199,7 @@ class OllamaAnswer(AnswerFormat):
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the whole answer as one line, which joins the lines of its stream."""
-        lines: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []  # arguments of `line` for each line of a stream
         for event in events:
             if isinstance(event, ChoiceFinished):
                 self._end = event
@@ -232,27 +232,31 @@ class OllamaAnswer(AnswerFormat):
             fields["text" if event.kind == "text" else "thinking"] = event.appended
         return fields
 
-    def _head(self) -> dict[str, Any]:
+    def _common_fields(self) -> dict[str, Any]:
+        """The fields that all lines have."""
         return {"model": self._model, "created_at": timestamp()}
 
     def _last_line_fields(
         self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None
     ) -> dict[str, Any]:
-        total = time.perf_counter() - self._began
+        """The fields of the last line, as arguments of `line`: reason, counts and durations."""
+        total_seconds = time.perf_counter() - self._began
         timings = end.timings
         # The worker measures no decode time for a single token, nor after a stop string ended the
         # answer.
-        rest = max(total - timings.queue_seconds - timings.prefill_seconds, 0.0)
-        decode = timings.decode_seconds or rest
+        remaining_seconds = max(
+            total_seconds - timings.queue_seconds - timings.prefill_seconds, 0.0
+        )
+        decode_seconds = timings.decode_seconds or remaining_seconds
         return {
             "done": True,
             "done_reason": "length" if end.finish_reason == "length" else "stop",
-            "total_duration": nanoseconds(total),
-            "load_duration": nanoseconds(total - timings.prefill_seconds - decode),
+            "total_duration": nanoseconds(total_seconds),
+            "load_duration": nanoseconds(total_seconds - timings.prefill_seconds - decode_seconds),
             "prompt_eval_count": counts.prompt_tokens,
             "prompt_eval_duration": nanoseconds(timings.prefill_seconds),
             "eval_count": counts.completion_tokens,
-            "eval_duration": nanoseconds(decode),
+            "eval_duration": nanoseconds(decode_seconds),
             "cached_tokens": counts.cached_tokens,
             **counts.truncated_fields(),
             "holdfast": UNSET if explanation is None else explanation,
@@ -272,7 +276,7 @@ class ChatLines(OllamaAnswer):
     ) -> ChatLine:
         """Return a line with a message."""
         message = MessageLine(content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET)
-        return ChatLine(message=message, **self._head(), **fields)
+        return ChatLine(message=message, **self._common_fields(), **fields)
 
 
 class GenerateLines(OllamaAnswer):
@@ -281,10 +285,10 @@ class GenerateLines(OllamaAnswer):
     turns: the conversation of the prompt; empty for a raw prompt, whose answer has no `context`.
     """
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **common_arguments: Any) -> None:
+        super().__init__(**common_arguments)
         self.turns: Sequence[dict[str, Any]] = ()
-        self._deltas: list[OutputDelta] = []
+        self._deltas: list[OutputDelta] = []  # of the whole answer, for its `context`
 
     def _line_fields(self, event: OutputDelta) -> dict[str, Any]:
         self._deltas.append(event)
@@ -293,15 +297,15 @@ class GenerateLines(OllamaAnswer):
     def _last_line_fields(
         self, end: ChoiceFinished, counts: TokenCounts, explanation: Explanation | None
     ) -> dict[str, Any]:
-        ending = super()._last_line_fields(end, counts, explanation)
+        fields = super()._last_line_fields(end, counts, explanation)
         if not self.turns:
-            return ending
+            return fields
         answer = {
             "role": "assistant",
             "content": text_of(self._deltas),
             "reasoning_content": text_of(self._deltas, "reasoning"),
         }
-        return ending | {"context": encode_context([*self.turns, answer])}
+        return fields | {"context": encode_context([*self.turns, answer])}
 
     def line(
         self,
@@ -312,7 +316,9 @@ class GenerateLines(OllamaAnswer):
         **fields: Any,
     ) -> GenerateLine:
         """Return a line that contains the text as `response`."""
-        return GenerateLine(response=text, thinking=thinking or UNSET, **self._head(), **fields)
+        return GenerateLine(
+            response=text, thinking=thinking or UNSET, **self._common_fields(), **fields
+        )
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -322,6 +328,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def _call_line(call: ToolCall, number: int) -> ToolCallLine:
+    """A complete call in Ollama's format. number: of the call in the answer, from 0."""
     return ToolCallLine(
         id=call.id,
         function=CalledTool(index=number, name=call.name, arguments=_one_line(call.arguments)),
@@ -331,13 +338,14 @@ def _call_line(call: ToolCall, number: int) -> ToolCallLine:
 def encode_line(line: Struct) -> bytes:
     """Encode a line of a stream."""
     text = msgspec.json.encode(line)
-    for found, escape in _OTHER_BREAKS.items():
-        if found in text:
-            text = text.replace(found, escape)
+    for line_break, escape in _OTHER_BREAKS.items():
+        if line_break in text:
+            text = text.replace(line_break, escape)
     return text + b"\n"
 
 
 def _one_line(arguments: str) -> msgspec.Raw:
+    """The JSON arguments of a call without line breaks."""
     return msgspec.Raw(arguments.encode().translate(_LINE_BREAKS))
 
 

@@ -41,15 +41,15 @@ from holdfast.front.server.services import Services
 from holdfast.wire.requests import SamplingParams
 
 _UNLIMITED = -1  # for top_k: all tokens
-_OF_THE_ENGINE = (
+_ENGINE_OPTIONS = (
     "num_ctx num_keep num_batch num_ubatch num_gpu main_gpu low_vram f16_kv logits_all vocab_only "
     "use_mmap use_mlock numa "
     "num_thread embedding_only draft_num_predict mirostat mirostat_tau mirostat_eta tfs_z "
     "typical_p penalize_newline"
 )
 # options for Ollama's own engine, which clients send with every request
-_WITHOUT_EFFECT = frozenset(_OF_THE_ENGINE.split())
-# fields of the request itself, which are ignored among the options
+_WITHOUT_EFFECT = frozenset(_ENGINE_OPTIONS.split())
+# fields of the request itself, which are refused among the options
 _MISPLACED = tuple(f"options.{name}" for name in SharedFields.model_fields)
 _OPTIONS = UnsupportedFields(
     neutral=dict.fromkeys(_MISPLACED, ()),
@@ -75,12 +75,13 @@ _UNSUPPORTED = UnsupportedFields(
 )
 
 
-def _whole(value: Any) -> Any:
+def _whole_number(value: Any) -> Any:
+    """Validator: a float without a fraction becomes an integer."""
     # JavaScript clients and Home Assistant send 40.0 for 40, which Ollama accepts.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WholeNumber = Annotated[int, BeforeValidator(_whole)]
+WholeNumber = Annotated[int, BeforeValidator(_whole_number)]
 
 
 class OllamaOptions(BaseModel):
@@ -121,22 +122,24 @@ class OllamaOptions(BaseModel):
         )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         refuse_too_many(stop, limits.max_stop_strings, field="options.stop")
-        given = {
+        sampling = {
             name: getattr(self, name)
             for name in SamplingParams.__struct_fields__
             if name in OllamaOptions.model_fields
         }
-        given["repetition_penalty"] = 1.0 if self.repeat_last_n == 0 else self.repeat_penalty
+        sampling["repetition_penalty"] = 1.0 if self.repeat_last_n == 0 else self.repeat_penalty
         if self.top_k == _UNLIMITED:
-            given["top_k"] = 0
-        return {"max_tokens": self.max_tokens, "stop": stop, **sampling_options(given)}
+            sampling["top_k"] = 0  # all tokens
+        return {"max_tokens": self.max_tokens, "stop": stop, **sampling_options(sampling)}
 
 
-def _kind_of_format(value: Any) -> str:
+def _format_tag(value: Any) -> str:
+    """The discriminator of `FormatField`."""
     return _SCHEMA if isinstance(value, dict) else _WORD
 
 
 def _duration(value: Any) -> Any:
+    """Validator of `keep_alive`: a number of seconds, or a duration in Go's notation."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("a duration must be a number of seconds, or a text such as 5m or 1h30m")
     if isinstance(value, str) and (
@@ -148,7 +151,7 @@ def _duration(value: Any) -> Any:
 
 FormatField = Annotated[
     Annotated[Literal["", "json"], Tag(_WORD)] | Annotated[dict[str, Any], Tag(_SCHEMA)],
-    Discriminator(_kind_of_format),
+    Discriminator(_format_tag),
 ]
 KeepAlive = Annotated[int | float | str, BeforeValidator(_duration)]
 
@@ -232,17 +235,20 @@ class OllamaGeneration(SharedFields, LogprobFields, OllamaRequest, abc.ABC):
             **self.request_options(context),
         )
 
-    def refuse_unless(self, what: Capability, services: Services) -> None:
+    def refuse_without(self, capability: Capability, services: Services) -> None:
         """Raise RequestRefused, with Ollama's message, if the model lacks a capability."""
         model = served_model(self.model, services)
-        if what not in capabilities(model.id, services):
+        if capability not in capabilities(model.id, services):
             name = json.dumps(self.shown_model(services), ensure_ascii=False)
-            raise RequestRefused(f"{name} does not support {what}", code="unsupported_parameter")
+            raise RequestRefused(
+                f"{name} does not support {capability}", code="unsupported_parameter"
+            )
 
     def _thinking(self, services: Services) -> Thinking:
+        """The thinking settings. Raises RequestRefused if the model cannot think but must."""
         thinking = thinking_of(values={"think": self.think})
         if thinking.effort not in (None, "off"):
-            self.refuse_unless("thinking", services)
+            self.refuse_without("thinking", services)
         return thinking
 
     def _output_format(self) -> OutputFormat | None:

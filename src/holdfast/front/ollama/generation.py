@@ -156,15 +156,18 @@ def definitions(
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
     for place, tool in enumerate(tools):
-        if (kind := tool.get("type") or _FUNCTION) != _FUNCTION:
-            shown = f", not {kind[:40]!r}"
+        if (tool_type := tool.get("type") or _FUNCTION) != _FUNCTION:
+            shown = f", not {tool_type[:40]!r}"
             raise invalid_field(f"tools.{place}.type", "only functions are supported", shown=shown)
     functions = [
         {name: value for name, value in tool["function"].items() if value is not None}
         for tool in tools
     ]
-    ready = [{"type": _FUNCTION, "function": function} for function in functions]
-    return checked_definitions(ready, field="tools.{}.function", most_parts=limits.max_tool_parts)
+    return checked_definitions(
+        [{"type": _FUNCTION, "function": function} for function in functions],
+        field="tools.{}.function",
+        most_parts=limits.max_tool_parts,
+    )
 
 
 def conversation(messages: Sequence[OllamaMessage]) -> tuple[tuple[dict[str, Any], ...], bool]:
@@ -177,17 +180,23 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[tuple[dict[str, Any
     ids, it is assigned to the first unanswered call of the tool that it names, or else to the first
     unanswered call.
     """
-    ready: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}  # id → name, for the latest calls without a result
     has_ids = False  # whether the latest calls were sent with ids
     for place, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
         if images := message.get("images"):
             field = f"messages.{place}.images"
-            shown, texts = image_parts(images, field=field), text_parts(turn["content"])
+            images_or_note = image_parts(images, field=field)
+            texts = text_parts(turn["content"])
             if message["role"] not in WITH_IMAGES:
-                shown = [non_text_part({"type": "image"}, role=message["role"], field=field)]
-            turn["content"] = [*shown, *texts] if message["role"] == "user" else [*texts, *shown]
+                images_or_note = [
+                    non_text_part({"type": "image"}, role=message["role"], field=field)
+                ]
+            if message["role"] == "user":
+                turn["content"] = [*images_or_note, *texts]
+            else:
+                turn["content"] = [*texts, *images_or_note]
         if thought := message.get("thinking"):
             turn["reasoning_content"] = thought
         if calls := message.get("tool_calls"):
@@ -196,13 +205,13 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[tuple[dict[str, Any
             has_ids = any(call.get("id") for call in calls)
         if message["role"] == "tool":
             name = message.get("tool_name") or ""
-            given_id = message.get("tool_call_id") or ""
-            is_own_id = given_id and (has_ids or given_id in open_calls)
-            call_id = given_id if is_own_id else _answered_call_id(name, open_calls)
+            result_id = message.get("tool_call_id") or ""
+            is_id_of_call = result_id and (has_ids or result_id in open_calls)
+            call_id = result_id if is_id_of_call else _answered_call_id(name, open_calls)
             turn |= {"tool_call_id": call_id, **({"name": name} if name else {})}
             open_calls.pop(call_id, None)
-        ready.append(turn)
-    return with_notes(ready)
+        turns.append(turn)
+    return with_notes(turns)
 
 
 def image_parts(images: Sequence[Any], *, field: str) -> list[dict[str, Any]]:
@@ -221,6 +230,7 @@ def text_parts(text: str) -> list[dict[str, Any]]:
 
 
 def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
+    """Earlier calls in OpenAI's chat format. place: index of the message; for ids that are missing."""
     return [
         {
             "id": call.get("id") or f"call_{place}_{number}",
@@ -235,45 +245,49 @@ def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
 
 
 def _answered_call_id(name: str, open_calls: dict[str, str]) -> str:
-    """Return the id of the call that a result without a call id answers."""
-    of_that_name = (call for call, called in open_calls.items() if called == name)
-    return next(of_that_name, next(iter(open_calls), f"call_{name}"))
+    """Return the id of the call that a result without a call id answers.
+
+    name: of the tool; empty if unknown. open_calls: id → name, for calls without a result.
+    """
+    ids_with_name = (call_id for call_id, called in open_calls.items() if called == name)
+    return next(ids_with_name, next(iter(open_calls), f"call_{name}"))
 
 
 async def respond(
     request: Request, services: Services, body_type: type[OllamaGeneration]
 ) -> Response:
     """Answer a request to /api/chat or /api/generate."""
-    body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    asked = parse(body_type, body)
-    model_id = served_model(asked.model, services).id
+    body_bytes = await read_body(request, limit_bytes=services.limits.max_body_bytes)
+    body = parse(body_type, body_bytes)
+    model_id = served_model(body.model, services).id
     await load_capabilities(model_id, services)
     is_copilot = request.headers.get("user-agent", "").startswith(_COPILOT)
-    if is_copilot and asked.think and "thinking" not in capabilities(model_id, services):
-        asked.think = None
-    if asked.only_loads:
-        return await _load_or_unload(request, asked, services, model_id=model_id)
+    if is_copilot and body.think and "thinking" not in capabilities(model_id, services):
+        body.think = None
+    if body.only_loads:
+        return await _load_or_unload(request, body, services, model_id=model_id)
     # If the request unloads the model, a retry after a lost connection cannot get its answer.
-    outlives_client = not _unloads(asked, request)
+    outlives_client = not _unloads(body, request)
     answer = await generation_response(
-        request, services, lambda _: asked, body=body, outlives_client=outlives_client
+        request, services, lambda _: body, body=body_bytes, outlives_client=outlives_client
     )
-    return with_unload(answer, asked, request, services)
+    return with_unload(answer, body, request, services)
 
 
-def _unloads(asked: OllamaRequest, request: Request) -> bool:
-    return asked.asks_to_unload and caller_of(request).is_admin
+def _unloads(body: OllamaRequest, request: Request) -> bool:
+    """Whether the model is unloaded after the answer: only administrators can ask for that."""
+    return body.asks_to_unload and caller_of(request).is_admin
 
 
 def with_unload(
-    answer: Response, asked: OllamaRequest, request: Request, services: Services
+    answer: Response, body: OllamaRequest, request: Request, services: Services
 ) -> Response:
     """Return the answer, and unload the model after sending it if an administrator asked for that.
     `keep_alive` from other clients is ignored.
     """
-    if not _unloads(asked, request):
+    if not _unloads(body, request):
         return answer
-    model_id = served_model(asked.model, services).id
+    model_id = served_model(body.model, services).id
     return _UnloadingResponse(answer, lambda: services.models.control.unload_when_unused(model_id))
 
 
@@ -295,16 +309,16 @@ class _UnloadingResponse(Response):
 
 
 async def _load_or_unload(
-    request: Request, asked: OllamaGeneration, services: Services, *, model_id: str
+    request: Request, body: OllamaGeneration, services: Services, *, model_id: str
 ) -> Response:
     """Load or unload the model, then answer. Only an administrator may unload."""
-    if asked.asks_to_unload:
+    if body.asks_to_unload:
         check_admin(request)
         await services.models.control.unload(model_id)
     else:  # encoding a prompt loads the model first and generates nothing
         await services.gateway.encode(GenerationRequest(request_id="", model=model_id, prompt=" "))
-    line = asked.answer_format(services).line(
-        done=True, done_reason="unload" if asked.asks_to_unload else "load"
+    line = body.answer_format(services).line(
+        done=True, done_reason="unload" if body.asks_to_unload else "load"
     )
     return Response(msgspec.json.encode(line), media_type="application/json")
 
@@ -333,7 +347,7 @@ class OllamaChat(OllamaGeneration):
         messages, has_images = conversation(self.messages or ())
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
-            self.refuse_unless("tools", services)
+            self.refuse_without("tools", services)
         last = messages[-1]
         prompt = ChatPrompt(
             messages=messages,
@@ -389,28 +403,29 @@ class OllamaGenerate(OllamaGeneration):
         Raises RequestRefused, which names the invalid field.
         """
         prompt = self._prompt(context.services)
-        form = self.answer_format(context.services)
+        answer_format = self.answer_format(context.services)
         if isinstance(prompt, ChatPrompt):
-            form.turns = [_without_images(turn) for turn in prompt.messages]
-        return [self.request(context, prompt=prompt, prompt_field="prompt")], form
+            answer_format.turns = [_without_images(turn) for turn in prompt.messages]
+        return [self.request(context, prompt=prompt, prompt_field="prompt")], answer_format
 
     def _prompt(self, services: Services) -> Prompt:
+        """The text to continue, or the conversation to answer. Raises RequestRefused."""
         text = self.prompt or ""
         if self.raw:
             for field in ("system", "context", "images"):
                 if getattr(self, field):
                     raise invalid_field(field, "not allowed with `raw`: a raw prompt is complete")
             return text
-        past: tuple[dict[str, Any], ...] = ()
+        earlier_turns: tuple[dict[str, Any], ...] = ()
         if self.context:
-            past = decode_context(self.context, limit_bytes=services.limits.max_body_bytes)
+            earlier_turns = decode_context(self.context, limit_bytes=services.limits.max_body_bytes)
         if self.system:  # replaces the earlier one, because clients send it with every prompt
-            others = [turn for turn in past if turn["role"] != "system"]
-            past = ({"role": "system", "content": self.system}, *others)
-        texts: Any = text
+            others = [turn for turn in earlier_turns if turn["role"] != "system"]
+            earlier_turns = ({"role": "system", "content": self.system}, *others)
+        content: Any = text
         if self.images:
-            texts = [*image_parts(self.images, field="images"), *text_parts(text)]
-        return ChatPrompt(messages=(*past, {"role": "user", "content": texts}))
+            content = [*image_parts(self.images, field="images"), *text_parts(text)]
+        return ChatPrompt(messages=(*earlier_turns, {"role": "user", "content": content}))
 
 
 def _without_images(turn: dict[str, Any]) -> dict[str, Any]:
@@ -459,14 +474,18 @@ class OllamaEmbedding(OllamaRequest):
         self,
         context: RequestContext,
         inputs: Sequence[str],
-        form: Callable[[Sequence[Embedding]], Struct],
+        create_answer: Callable[[Sequence[Embedding]], Struct],
         *,
         truncates: bool = True,
         dimensions: int | None = None,
         input_field: str = "input",
         is_list: bool = False,
     ) -> EmbeddingPlan:
-        """Return what to embed, and the format of the answer. Raises RequestRefused."""
+        """Return what to embed, and the function that encodes the answer. Raises RequestRefused.
+
+        create_answer: creates the answer from the vectors of all inputs.
+        input_field: the request field of the inputs. is_list: whether that field has a list.
+        """
         services = context.services
         _UNSUPPORTED.refuse(self.model_extra)
         refuse_too_many(inputs, services.limits.max_inputs, field=input_field)
@@ -481,7 +500,7 @@ class OllamaEmbedding(OllamaRequest):
             tenant=context.tenant,
             service=context.service(),
         )
-        return request, lambda vectors: msgspec.json.encode(form(vectors))
+        return request, lambda vectors: msgspec.json.encode(create_answer(vectors))
 
 
 class OllamaEmbed(OllamaEmbedding):
@@ -502,23 +521,23 @@ class OllamaEmbed(OllamaEmbedding):
         began = time.perf_counter()
         model = self.shown_model(context.services)
 
-        def form(vectors: Sequence[Embedding]) -> EmbeddedTexts:
-            total = time.perf_counter() - began
-            prefill = sum(each.timings.prefill_seconds for each in vectors)
+        def create_answer(vectors: Sequence[Embedding]) -> EmbeddedTexts:
+            total_seconds = time.perf_counter() - began
+            prefill_seconds = sum(each.timings.prefill_seconds for each in vectors)
             return EmbeddedTexts(
                 model=model,
                 embeddings=[_numbers(each) for each in vectors],
-                total_duration=nanoseconds(total),
-                load_duration=nanoseconds(total - prefill),
+                total_duration=nanoseconds(total_seconds),
+                load_duration=nanoseconds(total_seconds - prefill_seconds),
                 prompt_eval_count=sum(each.prompt_tokens for each in vectors),
                 cached_tokens=sum(each.memory.cached_tokens for each in vectors),
             )
 
-        given = self.input or []
+        texts = self.input or []
         return self.plan_of(
             context,
-            [given] if isinstance(given, str) else given,
-            form,
+            [texts] if isinstance(texts, str) else texts,
+            create_answer,
             truncates=self.truncate is not False,
             dimensions=self.dimensions,
             is_list=isinstance(self.input, list),
@@ -535,11 +554,11 @@ class OllamaEmbeddings(OllamaEmbedding):
     def plan(self, context: RequestContext) -> EmbeddingPlan:
         """Return what to embed, and the format of the answer. Raises RequestRefused."""
 
-        def form(vectors: Sequence[Embedding]) -> EmbeddedPrompt:
+        def create_answer(vectors: Sequence[Embedding]) -> EmbeddedPrompt:
             return EmbeddedPrompt(embedding=_numbers(vectors[0]) if vectors else [])
 
         return self.plan_of(
-            context, [self.prompt] if self.prompt else [], form, input_field="prompt"
+            context, [self.prompt] if self.prompt else [], create_answer, input_field="prompt"
         )
 
 
@@ -552,27 +571,27 @@ class OllamaEmbeddings(OllamaEmbedding):
 )
 async def ollama_embed(request: Request, services: Services) -> Response:
     """Compute an embedding vector for each text."""
-    return await _embedded(request, services, OllamaEmbed)
+    return await _embed(request, services, OllamaEmbed)
 
 
 @operation("POST", "/api/embeddings", accepts(OllamaEmbeddings), returns(EmbeddedPrompt))
 async def ollama_embeddings(request: Request, services: Services) -> Response:
     """Compute the embedding vector of one text. This is the older form of /api/embed."""
-    return await _embedded(request, services, OllamaEmbeddings)
+    return await _embed(request, services, OllamaEmbeddings)
 
 
-async def _embedded(
+async def _embed(
     request: Request, services: Services, body_type: type[OllamaEmbed] | type[OllamaEmbeddings]
 ) -> Response:
-    asked: list[OllamaRequest] = []
+    parsed_bodies: list[OllamaRequest] = []  # has one element once `embed` has parsed the body
 
-    def read(body: bytes) -> RequestBody[EmbeddingPlan]:
-        wanted = parse(body_type, body)
-        asked.append(wanted)
-        return wanted
+    def parse_body(body_bytes: bytes) -> RequestBody[EmbeddingPlan]:
+        body = parse(body_type, body_bytes)
+        parsed_bodies.append(body)
+        return body
 
-    answer = await embed(request, services, read)
-    return with_unload(answer, asked[0], request, services)
+    answer = await embed(request, services, parse_body)
+    return with_unload(answer, parsed_bodies[0], request, services)
 
 
 def _numbers(embedding: Embedding) -> list[float]:

@@ -51,16 +51,19 @@ from holdfast.models.hub import ModelSource
 
 Capability: TypeAlias = Literal["completion", "tools", "thinking", "vision"]
 _LATEST = ":latest"
-_HUB = re.compile(r"^(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
+_HUB_PREFIX = re.compile(r"^(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
 _LONGEST_SHOWN = 100
 # The version of Ollama whose API this server implements: VS Code, Codex and others refuse older
 # ones.
 API_VERSION = "0.30.0"
 _NEVER = "9999-12-31T23:59:59Z"
 _FULL_PRECISION_BITS = 16
-_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_WHY_NOT = "models come from the Hub (/api/pull), or from folders that the server's settings name"
-_SHOWN_OF_DIGEST = 12
+# number format → its name in Ollama
+_FORMAT_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_WHY_REFUSED = (
+    "models come from the Hub (/api/pull), or from folders that the server's settings name"
+)
+_DIGEST_CHARACTERS_SHOWN = 12
 
 
 def shown_name(model_id: str) -> str:
@@ -71,21 +74,22 @@ def shown_name(model_id: str) -> str:
 def spellings(name: str) -> tuple[str, ...]:
     """Return the ids that a client may mean by this model name."""
     return tuple(
-        spelled
-        for own in dict.fromkeys((name, _HUB.sub("", name)))
-        for spelled in (own, own.removesuffix(_LATEST), own + _LATEST)
+        spelling
+        for base_name in dict.fromkeys((name, _HUB_PREFIX.sub("", name)))
+        for spelling in (base_name, base_name.removesuffix(_LATEST), base_name + _LATEST)
     )
 
 
 def named_entry(name: str, services: Services) -> CatalogEntry | None:
     """Return the catalog's model with this name or alias. Ignores `server.model_aliases`."""
     find = services.models.catalog().find
-    return next((entry for known in spellings(name) if (entry := find(known)) is not None), None)
+    entries = (find(spelling) for spelling in spellings(name))
+    return next((entry for entry in entries if entry is not None), None)
 
 
 def hub_name(name: str) -> str:
     """Return a model's name on the Hub, without prefixes and tags."""
-    return _HUB.sub("", name).removesuffix(_LATEST)
+    return _HUB_PREFIX.sub("", name).removesuffix(_LATEST)
 
 
 def digest_of(model_id: str) -> str:
@@ -96,35 +100,37 @@ def digest_of(model_id: str) -> str:
 def served_model(name: str | None, services: Services) -> ModelStatus:
     """Return the model with that name, or the first one if None. Raises RequestRefused (404)."""
     models = {model.id: model for model in served_models(services)}
-    wanted = name or model_of(services, None)
-    for known in spellings(wanted):
-        if (meant := model_of(services, known)) in models:
-            return models[meant]
-    reasons = map(services.models.catalog().why_excluded, spellings(wanted))
+    requested_name = name or model_of(services, None)
+    for spelling in spellings(requested_name):
+        if (model_id := model_of(services, spelling)) in models:
+            return models[model_id]
+    reasons = map(services.models.catalog().why_excluded, spellings(requested_name))
     why = next(filter(None, reasons), "")
-    raise not_found(wanted, instead=_adapters_of(wanted, services), why=why)
+    raise not_found(requested_name, suggestions=_known_adapters(requested_name, services), why=why)
 
 
-def _adapters_of(name: str, services: Services) -> tuple[str, ...]:
+def _known_adapters(name: str, services: Services) -> tuple[str, ...]:
     """Return the names that a client may use instead, if `name` is a served model with an unknown
-    adapter.
+    adapter: the model and its adapters. Otherwise empty.
     """
     entry = named_entry(name.rpartition(SEPARATOR)[0], services)
     return () if entry is None else tuple(map(entry.with_adapter, ("", *entry.adapters)))
 
 
-def not_found(name: str, *, instead: Sequence[str] = (), why: str = "") -> RequestRefused:
+def not_found(name: str, *, suggestions: Sequence[str] = (), why: str = "") -> RequestRefused:
     """Return the error for an unknown model. Clients search the message for Ollama's words, or for
     "does not exist".
 
-    instead: names of models to suggest. why: the reason why a local model is not served.
+    suggestions: names of models to suggest. why: the reason why a local model is not served.
     """
-    shown = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
-    message = f"model {shown} not found, try pulling it first: it does not exist on this server"
+    quoted_name = json.dumps(name[:_LONGEST_SHOWN], ensure_ascii=False)
+    message = (
+        f"model {quoted_name} not found, try pulling it first: it does not exist on this server"
+    )
     if why:
         message += f": {why}"
-    elif instead:
-        message += f"; available: {', '.join(instead)}"
+    elif suggestions:
+        message += f"; available: {', '.join(suggestions)}"
     return RequestRefused(message, status=404, code="model_not_found", field="model")
 
 
@@ -138,7 +144,7 @@ class NamedModel(BaseModel):
     )
     name: str | None = optional("Older name for `model`.")
 
-    def required(self) -> str:
+    def required_name(self) -> str:
         """Return the model's name. Raises RequestRefused if there is none."""
         if not (name := self.model or self.name):
             raise missing_field("model")
@@ -159,14 +165,14 @@ def capabilities(model_id: str, services: Services) -> tuple[Capability, ...]:
     `embedding` is omitted, because `ollama run` would treat the model as embedding-only.
     """
     report = services.models.dialects.get(base_model_id(services, model_id))
-    found: list[Capability] = ["completion"]
+    model_capabilities: list[Capability] = ["completion"]
     if any(model.id == model_id and model.can_see for model in served_models(services)):
-        found.append("vision")
+        model_capabilities.append("vision")
     if report is not None and report.tools != "none":
-        found.append("tools")
+        model_capabilities.append("tools")
     if report is not None and report.thinking is not None:
-        found.append("thinking")
-    return tuple(found)
+        model_capabilities.append("thinking")
+    return tuple(model_capabilities)
 
 
 class ModelDetails(Struct, frozen=True, kw_only=True):
@@ -245,7 +251,9 @@ class ShowRequest(NamedModel):
 @operation("GET", "/api/tags", returns(ListedModels), summary="models (Ollama)")
 async def ollama_tags(request: Request, services: Services) -> Response:
     """List the served models."""
-    return json_response(ListedModels(models=[_listed(model) for model in served_models(services)]))
+    return json_response(
+        ListedModels(models=[_listed_model(model) for model in served_models(services)])
+    )
 
 
 @operation("GET", "/api/ps", returns(RunningModels))
@@ -253,7 +261,7 @@ async def ollama_ps(request: Request, services: Services) -> Response:
     """List the loaded models, and when each will be unloaded if it is not used."""
     running = [
         RunningModel(
-            **_named(model),
+            **_common_fields(model),
             expires_at=_expires_at(model, services),
             size_vram=0 if model.info.is_on_cpu else model.info.weight_bytes,
             context_length=model.info.context_tokens,
@@ -267,10 +275,10 @@ async def ollama_ps(request: Request, services: Services) -> Response:
 @operation("POST", "/api/show", accepts(ShowRequest), returns(ShownModel))
 async def ollama_show(request: Request, services: Services) -> Response:
     """Show one model in detail."""
-    asked = await read_json(request, ShowRequest, services.limits)
-    model = served_model(asked.required(), services)
+    body = await read_json(request, ShowRequest, services.limits)
+    model = served_model(body.required_name(), services)
     await load_capabilities(model.id, services)
-    shown = ShownModel(
+    details = ShownModel(
         modelfile=f"FROM {model.id}\n",
         parameters="" if model.context_tokens is None else f"num_ctx {model.context_tokens}",
         details=_details(model),
@@ -278,7 +286,7 @@ async def ollama_show(request: Request, services: Services) -> Response:
         capabilities=[*capabilities(model.id, services)],
         modified_at=timestamp(model.created),
     )
-    return json_response(shown)
+    return json_response(details)
 
 
 @operation("GET", "/api/version", returns(SpokenVersion))
@@ -287,11 +295,11 @@ async def ollama_version(request: Request, services: Services) -> Response:
     return json_response(SpokenVersion(version=API_VERSION, holdfast=__version__))
 
 
-def _listed(model: ModelStatus) -> ListedModel:
-    return ListedModel(**_named(model), modified_at=timestamp(model.created))
+def _listed_model(model: ModelStatus) -> ListedModel:
+    return ListedModel(**_common_fields(model), modified_at=timestamp(model.created))
 
 
-def _named(model: ModelStatus) -> dict[str, Any]:
+def _common_fields(model: ModelStatus) -> dict[str, Any]:
     """The fields that listed and running models share."""
     return {
         "name": shown_name(model.id),
@@ -303,7 +311,7 @@ def _named(model: ModelStatus) -> dict[str, Any]:
 
 
 def _expires_at(model: ModelStatus, services: Services) -> str:
-    """Return when the model will be unloaded if it is not used from now on."""
+    """Return when the model will be unloaded if it is not used from now on, as RFC 3339 time."""
     entry = services.models.catalog().find(model.id)
     seconds_left = model.idle_seconds_left
     if seconds_left is None and entry is not None and not model.is_pinned:
@@ -319,12 +327,13 @@ def _details(model: ModelStatus) -> ModelDetails:
         parent_model=model.parent,
         family=info.model_type,
         families=[info.model_type],
-        parameter_size=_in_short(info.parameters),
+        parameter_size=_abbreviated(info.parameters),
         quantization_level=_quantization(info.weight_bytes, info.parameters, info.compute_dtype),
     )
 
 
 def _model_info(model: ModelStatus) -> dict[str, Any]:
+    """Facts about a model under the keys of GGUF files, which clients look for."""
     info = model.info
     if info is None:
         return {}
@@ -338,7 +347,7 @@ def _model_info(model: ModelStatus) -> dict[str, Any]:
     }
 
 
-def _in_short(number: int) -> str:
+def _abbreviated(number: int) -> str:
     """Format a number like 7.6B, 494.03M or 812.5K."""
     for size, unit, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 1)):
         if number >= size:
@@ -351,7 +360,7 @@ def _quantization(weight_bytes: int, parameters: int, compute_dtype: str) -> str
     bits = 8 * weight_bytes // max(parameters, 1)
     if 0 < bits < _FULL_PRECISION_BITS:
         return f"Q{bits}"
-    return _TYPES.get(compute_dtype, compute_dtype)
+    return _FORMAT_NAMES.get(compute_dtype, compute_dtype)
 
 
 class PullProgress(Struct, frozen=True, kw_only=True):
@@ -366,8 +375,8 @@ class PullProgress(Struct, frozen=True, kw_only=True):
     completed: int | UnsetType = UNSET
 
 
-_BEGUN = PullProgress(status="pulling manifest")
-_DONE = PullProgress(status="success")
+_FIRST_LINE = PullProgress(status="pulling manifest")
+_LAST_LINE = PullProgress(status="success")
 
 
 class PullRequest(NamedModel):
@@ -389,14 +398,16 @@ async def ollama_pull(request: Request, services: Services) -> Response:
 
     For a model from another source, there is nothing to download.
     """
-    asked = await read_json(request, PullRequest, services.limits)
-    streams = asked.stream is not False
-    source = _wanted(asked.required(), services)
+    body = await read_json(request, PullRequest, services.limits)
+    streams = body.stream is not False
+    source = _pull_source(body.required_name(), services)
     if source is not None:
         return PullResponse(services.models.library, source, streams=streams)
     if not streams:
-        return json_response(_DONE)
-    return Response(encode_line(_BEGUN) + encode_line(_DONE), media_type=OllamaAnswer.stream_type)
+        return json_response(_LAST_LINE)
+    return Response(
+        encode_line(_FIRST_LINE) + encode_line(_LAST_LINE), media_type=OllamaAnswer.stream_type
+    )
 
 
 @operation(
@@ -408,8 +419,8 @@ async def ollama_pull(request: Request, services: Services) -> Response:
 )
 async def ollama_delete(request: Request, services: Services) -> Response:
     """Remove a model from the Hub's cache, and unload it unless it is in use."""
-    asked = await read_json(request, NamedModel, services.limits)
-    name = asked.required()
+    body = await read_json(request, NamedModel, services.limits)
+    name = body.required_name()
     if (entry := named_entry(name, services)) is None:
         source = hub_source(hub_name(name))
         if source is None or source.revision:
@@ -427,13 +438,13 @@ async def ollama_delete(request: Request, services: Services) -> Response:
     return Response(status_code=200)
 
 
-def _wanted(name: str, services: Services) -> ModelSource | None:
+def _pull_source(name: str, services: Services) -> ModelSource | None:
     """Return the Hub model to pull; None for a model from elsewhere. Raises RequestRefused."""
     if (entry := named_entry(name, services)) is not None:
         return services.models.library.source_of(entry)
-    wanted = hub_name(name)
-    if (source := hub_source(wanted)) is None:
-        if "/" not in wanted:
+    short_name = hub_name(name)
+    if (source := hub_source(short_name)) is None:
+        if "/" not in short_name:
             served_model(name, services)
             return None
         reason = (
@@ -460,85 +471,91 @@ class PullResponse(Response):
         """Pull and report the progress."""
         record: RequestRecord = scope[RECORD]
         with self._library.pulled(self._source) as pull:
-            form = _PullLines(self._source)
-            lines = self._lines(pull, form, record)
-            writer = EventWriter(send, form, lines, request_id=record.request_id)
+            pull_format = _PullFormat(self._source)
+            lines = self._lines(pull, pull_format, record)
+            writer = EventWriter(send, pull_format, lines, request_id=record.request_id)
             if not await run_unless_disconnected(
-                receive, writer.run() if self._streams else _read(lines)
+                receive, writer.run() if self._streams else _read_all(lines)
             ):
                 raise ClientDisconnect
         if not self._streams:
-            await json_response(_DONE)(scope, receive, send)
+            await json_response(_LAST_LINE)(scope, receive, send)
 
     async def _lines(
-        self, pull: Pull, form: _PullLines, record: RequestRecord
+        self, pull: Pull, pull_format: _PullFormat, record: RequestRecord
     ) -> AsyncIterator[bytes]:
-        yield form.line(_BEGUN)
+        """Yield the lines of the stream, one for each step. Raises RequestRefused if it fails."""
+        yield pull_format.line(_FIRST_LINE)
         try:
             async for step in pull.steps():
-                yield form.line(form.progress_event(step))
+                yield pull_format.line(pull_format.progress_event(step))
         except ModelLoadError as error:
             # the Hub, the network or the disk caused the failure
-            refused = (
+            refusal = (
                 error
                 if isinstance(error, NoSuchModel)
                 else RequestRefused(str(error), status=502, code="pull_failed")
             )
-            record_problem(record, problem_of(refused), refused)
-            raise refused from None
-        yield form.line(PullProgress(status="writing manifest"))
-        yield form.line(_DONE)
+            record_problem(record, problem_of(refusal), refusal)
+            raise refusal from None
+        yield pull_format.line(PullProgress(status="writing manifest"))
+        yield pull_format.line(_LAST_LINE)
 
 
-async def _read(lines: AsyncIterator[bytes]) -> None:
+async def _read_all(lines: AsyncIterator[bytes]) -> None:
+    """Wait until the pull has ended, for a client that gets only the last line."""
     async for _ in lines:
         continue
 
 
-class _PullLines(StreamFormat):
+class _PullFormat(StreamFormat):
     """The format of a pull's stream."""
 
     stream_type = OllamaAnswer.stream_type
 
     def __init__(self, source: ModelSource) -> None:
         self._digest = digest_of(source.name)
-        self._last = _BEGUN
+        self._latest_progress = _FIRST_LINE
 
     def line(self, progress: PullProgress) -> bytes:
         """A line of the stream."""
-        self._last = progress
+        self._latest_progress = progress
         return encode_line(progress)
 
     def progress_event(self, step: PullStep) -> PullProgress:
         """Return the progress in Ollama's words."""
-        so_far = PullProgress(
+        checking = PullProgress(
             status="verifying sha256 digest", total=step.total_bytes, completed=step.done_bytes
         )
         if step.stage == "checking":
-            return so_far
-        status = f"pulling {self._digest[:_SHOWN_OF_DIGEST]}"
-        return msgspec.structs.replace(so_far, status=status, digest=f"sha256:{self._digest}")
+            return checking
+        status = f"pulling {self._digest[:_DIGEST_CHARACTERS_SHOWN]}"
+        return msgspec.structs.replace(checking, status=status, digest=f"sha256:{self._digest}")
 
     def keep_alive(self) -> bytes:
         """Return the last line once more."""
-        return encode_line(self._last)
+        return encode_line(self._latest_progress)
 
     def error_event(self, problem: Problem) -> bytes:
         """Return the error as the last line."""
         return encode_line(ollama_error(problem))
 
 
-def _refused(method: str, path: str) -> Operation:
+def _refused_operation(method: str, path: str) -> Operation:
+    """An operation of Ollama that this server does not support, with an error that says why."""
+
     @operation(method, path, {"responses": {}})
     async def refuse(request: Request, services: Services) -> Response:
         """Not supported: this server does not create models."""
-        raise RequestRefused(f"{path} is not supported: {_WHY_NOT}", code="unsupported_operation")
+        raise RequestRefused(
+            f"{path} is not supported: {_WHY_REFUSED}", code="unsupported_operation"
+        )
 
     return refuse
 
 
 REFUSED = tuple(
-    _refused(method, path)
+    _refused_operation(method, path)
     for method, path in (
         ("POST", "/api/create"),
         ("POST", "/api/copy"),

@@ -35,7 +35,7 @@ from holdfast.front.server.problem import Advice, Problem
 # function_call: only for requests that have `functions`
 ChatEndWord: TypeAlias = Literal["stop", "length", "tool_calls", "function_call"]
 _encode = msgspec.json.encode
-_EMPTY = b"{}"
+_EMPTY_OBJECT = b"{}"
 _DONE = b"data: [DONE]\n\n"
 _LEAST_LOGPROB = -9999.0
 
@@ -60,12 +60,12 @@ class ErrorBody(Struct, frozen=True, kw_only=True):
 
 def openai_error(problem: Problem) -> ErrorBody:
     """The body of an error response."""
-    kind = "invalid_request_error" if problem.status < 500 else "server_error"
+    error_type = "invalid_request_error" if problem.status < 500 else "server_error"
     if problem.status == 429:
-        kind = "rate_limit_error"
+        error_type = "rate_limit_error"
     detail = ErrorDetail(
         message=problem.message,
-        type=kind,
+        type=error_type,
         param=problem.field,
         code=problem.code,
         advice=problem.advice,
@@ -255,6 +255,7 @@ class OpenAIAnswer(AnswerFormat):
         self._shows_logprobs = shows_logprobs
         self._shows_progress = shows_progress
         fingerprint = f"fp_holdfast_{version.replace('.', '_')}"
+        # the fields that whole answers and chunks have in common
         self._head = {
             "id": self.id,
             "created": int(time.time()),
@@ -263,9 +264,10 @@ class OpenAIAnswer(AnswerFormat):
         }
         head = _encode({"id": self.id, "object": self.chunk_object, **self._head})
         self._chunk_begin = b"data: " + head[:-1] + b',"choices":['
+        # the end of a chunk after its choices, unless it shows counts
         self._fixed_end = b'],"usage":null}\n\n' if shows_usage else b"]}\n\n"
         self._prompt_tokens = 0
-        self._completion_tokens = 0
+        self._completion_tokens = 0  # counted only if chunks show counts
 
     def stream_start(self, *, prompt_tokens: int) -> bytes:
         """Record the number of prompt tokens for the counts in later chunks. Returns no bytes."""
@@ -311,6 +313,8 @@ class OpenAIAnswer(AnswerFormat):
     def _chunk_end(self, new_tokens: int = 0) -> bytes:
         """The part of a chunk that follows its choices. `usage` is absent, null, or the current
         counts.
+
+        new_tokens: number of generated tokens that the chunk adds.
         """
         if not self._shows_counts:
             return self._fixed_end
@@ -380,23 +384,28 @@ class ChatAnswer(OpenAIAnswer):
     chunk_object = "chat.completion.chunk"
     no_text = b'"delta":{}'
 
-    def __init__(self, *, choices: int, calls_functions: bool = False, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(
+        self, *, choices: int, calls_functions: bool = False, **common_arguments: Any
+    ) -> None:
+        super().__init__(**common_arguments)
         self._calls_functions = calls_functions
-        self._choices = [
+        # the beginning of a chunk of each choice, up to the value of `delta`
+        self._choice_begins = [
             self._chunk_begin + b'{"index":%d,"delta":' % index for index in range(choices)
         ]
 
     def keep_alive(self) -> bytes:
         """Return an empty chunk: some clients ignore comments and time out without events."""
-        return self._choices[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
+        return (
+            self._choice_begins[0] + b'{},"logprobs":null,"finish_reason":null}' + self._chunk_end()
+        )
 
     def stream_start(self, *, prompt_tokens: int) -> bytes:
         """Return the first chunk of each choice, which carries the role."""
         super().stream_start(prompt_tokens=prompt_tokens)
         role = b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         end = self._chunk_end()
-        return b"".join([choice + role + end for choice in self._choices])
+        return b"".join([begin + role + end for begin in self._choice_begins])
 
     def delta_event(self, event: OutputDelta) -> bytes:
         """Return a chunk with the new content; empty if there is neither content nor
@@ -404,34 +413,34 @@ class ChatAnswer(OpenAIAnswer):
         """
         added = _encode(self._message_delta(event))
         end = self._chunk_end(len(event.token_ids))
-        if added == _EMPTY and not event.logprobs:
+        if added == _EMPTY_OBJECT and not event.logprobs:
             return b""
         logprobs = _encode(_chat_logprobs(event.logprobs)) if event.logprobs else b"null"
-        fields = (self._choices[event.index], added, logprobs, end)
+        fields = (self._choice_begins[event.index], added, logprobs, end)
         return b'%b%b,"logprobs":%b,"finish_reason":null}%b' % fields
 
     def choice_end(self, event: ChoiceFinished) -> bytes:
-        word = self._finish_reason(event.finish_reason).encode()
-        end = b'{},"logprobs":null,"finish_reason":"%b"}' % word
-        return self._choices[event.index] + end + self._chunk_end()
+        reason = self._finish_reason(event.finish_reason).encode()
+        end = b'{},"logprobs":null,"finish_reason":"%b"}' % reason
+        return self._choice_begins[event.index] + end + self._chunk_end()
 
     def complete_body(
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
-        shown = [
+        choices = [
             ChatChoice(
                 index=end.index,
                 message=_merge_messages([self._message_delta(delta) for delta in deltas]),
-                logprobs=_chat_logprobs(_logprobs(deltas)) if self._shows_logprobs else None,
+                logprobs=_chat_logprobs(_tokens(deltas)) if self._shows_logprobs else None,
                 finish_reason=self._finish_reason(end.finish_reason),
             )
             for deltas, end in _group_by_choice(events)
         ]
-        return _encode(ChatCompletion(choices=shown, **self._body_fields(counts, explanation)))
+        return _encode(ChatCompletion(choices=choices, **self._body_fields(counts, explanation)))
 
     def _message_delta(self, event: OutputDelta) -> AnswerMessage:
-        """Return the `delta` of a chunk."""
+        """Return what an event adds to the message, as the `delta` of a chunk."""
         if isinstance(event, TextDelta):
             text = event.appended
             if event.kind == "text":
@@ -449,8 +458,8 @@ class ChatAnswer(OpenAIAnswer):
             return AnswerMessage(function_call=function)
         return AnswerMessage(tool_calls=[call])
 
-    def _finish_reason(self, word: EndWord) -> ChatEndWord:
-        return "function_call" if self._calls_functions and word == "tool_calls" else word
+    def _finish_reason(self, reason: EndWord) -> ChatEndWord:
+        return "function_call" if self._calls_functions and reason == "tool_calls" else reason
 
 
 def _merge_messages(deltas: Sequence[AnswerMessage]) -> AnswerMessage:
@@ -458,12 +467,12 @@ def _merge_messages(deltas: Sequence[AnswerMessage]) -> AnswerMessage:
     content = "".join([delta.content or "" for delta in deltas])
     reasoning = "".join([delta.reasoning or "" for delta in deltas])
     functions = _merge_functions([delta.function_call for delta in deltas if delta.function_call])
-    added = [call for delta in deltas for call in delta.tool_calls or ()]
+    call_deltas = [call for delta in deltas for call in delta.tool_calls or ()]
     calls = [
         AnswerToolCall(id=call.id, type=call.type, function=function)
         for call, function in zip(
-            [call for call in added if call.id is not UNSET],
-            _merge_functions([call.function for call in added]),
+            [call for call in call_deltas if call.id is not UNSET],
+            _merge_functions([call.function for call in call_deltas]),
             strict=True,
         )
     ]
@@ -496,13 +505,14 @@ def content_logprobs(tokens: Sequence[TokenText]) -> list[ContentLogprob]:
     """Return tokens in OpenAI's format, each with the most likely tokens at its position."""
     return [
         msgspec.structs.replace(
-            _logprob_of(token), top_logprobs=[_logprob_of(rival) for rival in token.top]
+            _logprob_of(token), top_logprobs=[_logprob_of(each) for each in token.top]
         )
         for token in tokens
     ]
 
 
 def _logprob_of(token: TokenText) -> ContentLogprob:
+    """A token in OpenAI's format, without the list of other likely tokens."""
     return ContentLogprob(
         token=token.text, logprob=shown_logprob(token.logprob), bytes=list(token.raw)
     )
@@ -540,19 +550,20 @@ class CompletionAnswer(OpenAIAnswer):
         self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
     ) -> bytes:
         """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
-        shown = [
+        choices = [
             CompletionChoice(
                 index=end.index,
                 text="".join([delta.text for delta in deltas if isinstance(delta, TextDelta)]),
-                logprobs=completion_logprobs(_logprobs(deltas)) if self._shows_logprobs else None,
+                logprobs=completion_logprobs(_tokens(deltas)) if self._shows_logprobs else None,
                 finish_reason=end.finish_reason,
             )
             for deltas, end in _group_by_choice(events)
         ]
-        return _encode(TextCompletion(choices=shown, **self._body_fields(counts, explanation)))
+        return _encode(TextCompletion(choices=choices, **self._body_fields(counts, explanation)))
 
 
-def _logprobs(deltas: Iterable[OutputDelta]) -> list[TokenText]:
+def _tokens(deltas: Iterable[OutputDelta]) -> list[TokenText]:
+    """The tokens of all deltas, with their log-probabilities."""
     return [token for delta in deltas for token in delta.logprobs]
 
 
@@ -561,28 +572,33 @@ def completion_logprobs(tokens: Iterable[TokenText]) -> CompletionLogprobs:
 
     A token without a log-probability (NaN) is the first token of an echoed prompt.
     """
-    shape = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+    logprobs = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
     for token in tokens:
-        name = _name(token)
-        scored = not math.isnan(token.logprob)
-        shape.text_offset.append(token.text_offset)
-        shape.tokens.append(name)
-        shape.token_logprobs.append(shown_logprob(token.logprob) if scored else None)
-        shape.top_logprobs.append(_likeliest(name, token) if scored else None)
-    return shape
+        text = _token_text(token)
+        has_logprob = not math.isnan(token.logprob)
+        logprobs.text_offset.append(token.text_offset)
+        logprobs.tokens.append(text)
+        logprobs.token_logprobs.append(shown_logprob(token.logprob) if has_logprob else None)
+        logprobs.top_logprobs.append(_likeliest(text, token) if has_logprob else None)
+    return logprobs
 
 
-def _likeliest(name: str, token: TokenText) -> dict[str, float]:
+def _likeliest(text: str, token: TokenText) -> dict[str, float]:
+    """The most likely tokens at the position of a token: text → log-probability.
+
+    text: of the token, as `_token_text` returns it.
+    """
     likeliest: dict[str, float] = {}
-    for rival in token.top:
+    for candidate in token.top:
         # if two tokens have the same text, the more likely one comes first and is used
-        likeliest.setdefault(_name(rival), shown_logprob(rival.logprob))
+        likeliest.setdefault(_token_text(candidate), shown_logprob(candidate.logprob))
     # the sampled token is always included
-    likeliest.setdefault(name, shown_logprob(token.logprob))
+    likeliest.setdefault(text, shown_logprob(token.logprob))
     return likeliest
 
 
-def _name(token: TokenText) -> str:
+def _token_text(token: TokenText) -> str:
+    """The text of a token; its bytes, as OpenAI writes them, if they are not whole characters."""
     try:
         token.raw.decode()
     except UnicodeDecodeError:

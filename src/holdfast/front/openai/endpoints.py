@@ -84,9 +84,10 @@ from holdfast.front.server.services import Services, model_of
 from holdfast.models.quality import QualityReport, find_quality
 from holdfast.wire.requests import Pooling
 
+# variables of chat templates that clients may not set
 _SET_BY_THE_SERVER = ("messages", "tools", "add_generation_prompt")
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
-_UNSUPPORTED = UnsupportedFields(
+_UNSUPPORTED_FOR_EMBEDDINGS = UnsupportedFields(
     neutral={
         **SESSION_FIELDS,
         "messages": ([],),
@@ -201,6 +202,7 @@ class ChatCompletionRequest(GenerationFields, LogprobFields, FormatFields):
         }
 
     def _refuse_contradictions(self) -> None:
+        """Raise RequestRefused for fields that contradict each other or the messages."""
         if self.continue_final_message and self.messages[-1]["role"] != "assistant":
             reason = "`continue_final_message` requires that the last message is the assistant's"
             raise RequestRefused(reason, field="continue_final_message")
@@ -267,12 +269,12 @@ class ControlAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 @operation("POST", "/v1/chat/completions/control", accepts(ControlRequest), returns(ControlAnswer))
 async def control_chat_completion(request: Request, services: Services) -> Response:
     """End the thinking of an answer that is being generated. A finished answer does not change."""
-    asked = await read_json(request, ControlRequest, services.limits)
-    found = services.answers.active.find_by_answer_id(asked.id, key=caller_of(request).key_name)
-    if found is None or found.stream is None:
+    body = await read_json(request, ControlRequest, services.limits)
+    active = services.answers.active.find_by_answer_id(body.id, key=caller_of(request).key_name)
+    if active is None or active.stream is None:
         reason = "no answer with this id is being generated"
         return json_response(ControlAnswer(success=False, message=reason))
-    if not found.stream.end_thoughts():
+    if not active.stream.end_thoughts():
         reason = "this model has no token that ends a thought"
         return json_response(ControlAnswer(success=False, message=reason))
     return json_response(ControlAnswer(success=True))
@@ -304,11 +306,12 @@ class CompletionRequest(GenerationFields, FormatFields):
         prompts = prompts_of(self.prompt)
         self._refuse_too_many(len(prompts), limits)
         answer_id = new_request_id("cmpl-")
-        places = [f".{place}" for place in range(len(prompts))] if len(prompts) > 1 else [""]
+        # what distinguishes the prompts in ids and in names of fields
+        suffixes = [f".{place}" for place in range(len(prompts))] if len(prompts) > 1 else [""]
         shared = {"output_format": self.output_format(), **self.request_options(context)}
         requests = [
-            self._request(prompt, request_id=answer_id + place, field="prompt" + place, **shared)
-            for prompt, place in zip(prompts, places, strict=True)
+            self._request(prompt, request_id=answer_id + suffix, field="prompt" + suffix, **shared)
+            for prompt, suffix in zip(prompts, suffixes, strict=True)
         ]
         answer_format = CompletionAnswer(
             answer_id=answer_id,
@@ -319,20 +322,21 @@ class CompletionRequest(GenerationFields, FormatFields):
         return requests, answer_format
 
     def _refuse_too_many(self, prompts: int, limits: LimitsSettings) -> None:
-        """Refuse too many answers. Each answer is a sequence, and thousands would block the
-        event loop before the queue could refuse them.
+        """Raise RequestRefused for too many prompts or answers. Each answer is a sequence, and
+        thousands would block the event loop before the queue could refuse them.
         """
-        most = limits.max_batch_prompts
-        if prompts > most:
-            raise invalid_field("prompt", f"at most {most} prompts, got {prompts}")
-        if prompts * self.choices > most:
+        most_answers = limits.max_batch_prompts
+        if prompts > most_answers:
+            raise invalid_field("prompt", f"at most {most_answers} prompts, got {prompts}")
+        if prompts * self.choices > most_answers:
             reason = (
-                f"at most {most} answers per request, but {prompts} prompts with {self.choices} "
+                f"at most {most_answers} answers per request, but {prompts} prompts with {self.choices} "
                 "answers each were requested"
             )
             raise invalid_field("n", reason)
 
     def _refuse_contradictions(self, limits: LimitsSettings) -> None:
+        """Raise RequestRefused for values that the field types do not exclude."""
         refuse_above(self.logprobs, limits.max_top_logprobs, field="logprobs")
         field = reason = ""
         if self.suffix:
@@ -350,6 +354,7 @@ class CompletionRequest(GenerationFields, FormatFields):
     def _request(
         self, prompt: Prompt, *, request_id: str, field: str, **shared: Any
     ) -> GenerationRequest:
+        """The request for one prompt. field: of the prompt. shared: what all prompts share."""
         return GenerationRequest(
             request_id=request_id,
             prompt=prompt,
@@ -423,7 +428,7 @@ class EmbeddingsRequest(CacheSaltField):
         Raises RequestRefused, which names the invalid field.
         """
         extras = self.model_extra or {}
-        _UNSUPPORTED.refuse(extras)
+        _UNSUPPORTED_FOR_EMBEDDINGS.refuse(extras)
         inputs = prompts_of(self.input)
         refuse_too_many(inputs, context.services.limits.max_inputs, field="input")
         request = EmbeddingRequest(
@@ -440,12 +445,14 @@ class EmbeddingsRequest(CacheSaltField):
         return request, lambda vectors: self._encode_vectors(request.model, vectors)
 
     def _encode_vectors(self, model: str, vectors: Sequence[Embedding]) -> bytes:
-        written = _base64 if self.encoding_format == "base64" else _numbers
+        encode_vector = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
             # encode one by one, because encoding thousands together would hold the GIL for too long
             data=[
                 msgspec.Raw(
-                    msgspec.json.encode(VectorEntry(index=index, embedding=written(each.vector)))
+                    msgspec.json.encode(
+                        VectorEntry(index=index, embedding=encode_vector(each.vector))
+                    )
                 )  # type: ignore[misc]
                 for index, each in enumerate(vectors)
             ],
@@ -455,10 +462,10 @@ class EmbeddingsRequest(CacheSaltField):
         return msgspec.json.encode(answer)
 
 
-def usage_of(read: Sequence[TextRead]) -> ReadUsage:
+def usage_of(results: Sequence[TextRead]) -> ReadUsage:
     """Return the token counts over all texts."""
-    tokens = sum(each.prompt_tokens for each in read)
-    details = PromptTokensDetails(cached_tokens=sum(each.memory.cached_tokens for each in read))
+    tokens = sum(each.prompt_tokens for each in results)
+    details = PromptTokensDetails(cached_tokens=sum(each.memory.cached_tokens for each in results))
     return ReadUsage(prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=details)
 
 
@@ -562,12 +569,13 @@ def model_card(model: ModelStatus) -> ModelCard:
 
 
 def _kv_quality(model: ModelStatus) -> QualityReport | None:
+    """What was measured about the model's quantized keys and values; None if nothing was."""
     if model.info is None or model.parent:  # adapters are not measured
         return None
     return find_quality(model.info.fingerprint, os.environ)
 
 
-def _list(models: Sequence[ModelStatus]) -> ModelList:
+def _model_list(models: Sequence[ModelStatus]) -> ModelList:
     return ModelList(data=[model_card(model) for model in models])
 
 
@@ -582,7 +590,7 @@ OPENAI = Dialect(
         create_completion,
         create_embedding,
     ),
-    models=ModelShapes(many_type=ModelList, one_type=ModelCard, many=_list, one=model_card),
+    models=ModelShapes(many_type=ModelList, one_type=ModelCard, many=_model_list, one=model_card),
 )
 OTHER_PARTS = Dialect(
     name="This part of OpenAI's API",

@@ -34,15 +34,17 @@ from holdfast.front.server.problem import RequestRefused, invalid_field, missing
 from holdfast.front.server.services import model_of
 from holdfast.wire.requests import SAMPLING_RANGES, SamplingParams
 
+# tags of unions
 _TEXT, _OBJECT, _SWITCH = (TAG_MARK + name for name in ("text", "object", "switch"))
-_KINDS = ("text", "json_object", "json_schema")
+_FORMAT_TYPES = ("text", "json_object", "json_schema")
 _MOST_CHOICES = 4096
 _TEXTS, _TOKENS, _TOKEN_LISTS = (TAG_MARK + name for name in ("texts", "tokens", "token_lists"))
-_PATIENT_TIERS = ("flex", "batch")
+_PATIENT_TIERS = ("flex", "batch")  # values of `service_tier` that mean batch priority
 _MOST_BIASES = 4096
-_MOST_DIGITS = 9
+_MOST_DIGITS = 9  # of a token id
 
-# Unsupported fields that clients send. Some are fields of other endpoints. They are refused.
+# Unsupported fields that clients send, some of them fields of other endpoints. They are refused,
+# unless their value has no effect: an empty one, false, or (_NEVER) none but null.
 _EMPTY = (
     "grammar json_schema guided_whitespace_pattern structural_tag mm_processor_kwargs "
     "media_io_kwargs stop_token_ids bad_words moderation "
@@ -89,14 +91,16 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "skip_special_tokens": (True,),
 }
-_CHATS = (
+_CHAT_FIELDS = (
     "prediction tools functions tool_choice function_call messages chat_template_kwargs "
     "continue_final_message add_generation_prompt "
     "reasoning_effort enable_thinking thinking think reasoning thinking_budget "
     "thinking_token_budget thinking_budget_tokens"
 )
 _REASONS = {
-    **dict.fromkeys(_CHATS.split(), "this field is for conversations, see /v1/chat/completions"),
+    **dict.fromkeys(
+        _CHAT_FIELDS.split(), "this field is for conversations, see /v1/chat/completions"
+    ),
     **dict.fromkeys(
         ("prompt", "suffix", "echo", "best_of"), "this field is for raw text, see /v1/completions"
     ),
@@ -115,13 +119,15 @@ _REASONS = {
 UNSUPPORTED = UnsupportedFields(neutral=KNOWN, reasons=_REASONS)
 
 
-def _kind(value: Any) -> str:
+def _schema_tag(value: Any) -> str:
+    """The discriminator of `Schema`."""
     if isinstance(value, dict):
         return _OBJECT
     return _SWITCH if isinstance(value, bool) else _TEXT
 
 
 def _object_or_switch(value: Any) -> str:
+    """The discriminator of `SchemaProper`."""
     return _SWITCH if isinstance(value, bool) else _OBJECT
 
 
@@ -129,7 +135,7 @@ Schema = Annotated[
     Annotated[dict[str, Any], Tag(_OBJECT)]
     | Annotated[bool, Tag(_SWITCH)]
     | Annotated[str, Tag(_TEXT)],
-    Discriminator(_kind),
+    Discriminator(_schema_tag),
 ]
 SchemaProper = Annotated[
     Annotated[dict[str, Any], Tag(_OBJECT)] | Annotated[bool, Tag(_SWITCH)],
@@ -192,30 +198,31 @@ class FormatFields(BaseModel):
 
         Raises RequestRefused for more than one format and for an unsupported format.
         """
-        asked = [*self._asked()]
-        if len(asked) > 1:
-            reason = f"not allowed together with `{asked[0].field}`"
-            raise invalid_field(asked[1].field, reason)
-        return asked[0] if asked else None
+        formats = [*self._requested_formats()]
+        if len(formats) > 1:
+            reason = f"not allowed together with `{formats[0].field}`"
+            raise invalid_field(formats[1].field, reason)
+        return formats[0] if formats else None
 
-    def _asked(self) -> Iterator[OutputFormat]:
+    def _requested_formats(self) -> Iterator[OutputFormat]:
+        """Iterate over the formats that any of the fields requests. Raises RequestRefused."""
         if self.response_format is not None:
             yield from _response_format(self.response_format)
-        if (new := self.structured_outputs) is not None:
-            for name, value in (new.model_extra or {}).items():
+        if (structured := self.structured_outputs) is not None:
+            for name, value in (structured.model_extra or {}).items():
                 if value:
                     field = f"structured_outputs.{name}"
                     raise invalid_field(field, "not supported", code="unsupported_parameter")
-            if new.json_object:
+            if structured.json_object:
                 yield OutputFormat(kind="json_object", field="structured_outputs.json_object")
-            yield from _formats(
+            yield from _vllm_formats(
                 "structured_outputs.{}",
-                new.json_,
-                regex=new.regex,
-                choice=new.choice,
-                grammar=new.grammar,
+                structured.json_,
+                regex=structured.regex,
+                choice=structured.choice,
+                grammar=structured.grammar,
             )
-        yield from _formats(
+        yield from _vllm_formats(
             "guided_{}",
             self.guided_json,
             regex=self.guided_regex,
@@ -224,8 +231,8 @@ class FormatFields(BaseModel):
         )
 
 
-def _formats(
-    form: str,
+def _vllm_formats(
+    field_pattern: str,
     schema: dict[str, Any] | bool | str | None,
     *,
     regex: str | None,
@@ -234,43 +241,47 @@ def _formats(
 ) -> Iterator[OutputFormat]:
     """Iterate over the formats that vLLM's fields request. Empty fields are skipped.
 
-    form: the pattern of the field names, such as `guided_{}`.
+    field_pattern: the pattern of the field names, such as `guided_{}`.
     """
     if schema is not None and schema != "":
-        yield _schema_format(schema, field=form.format("json"))
+        yield _schema_format(schema, field=field_pattern.format("json"))
     if choice:
-        yield OutputFormat(kind="choice", choices=tuple(choice), field=form.format("choice"))
+        yield OutputFormat(
+            kind="choice", choices=tuple(choice), field=field_pattern.format("choice")
+        )
     if regex:
-        yield OutputFormat(kind="regex", pattern=regex, field=form.format("regex"))
+        yield OutputFormat(kind="regex", pattern=regex, field=field_pattern.format("regex"))
     if grammar:
-        yield OutputFormat(kind="lark", pattern=grammar, field=form.format("grammar"))
+        yield OutputFormat(kind="lark", pattern=grammar, field=field_pattern.format("grammar"))
 
 
-def _response_format(given: ResponseFormat) -> Iterator[OutputFormat]:
-    if given.type not in _KINDS:
+def _response_format(response_format: ResponseFormat) -> Iterator[OutputFormat]:
+    """Yield the format that `response_format` requests; nothing for text. Raises RequestRefused."""
+    if response_format.type not in _FORMAT_TYPES:
         raise invalid_field(
             "response_format.type",
             "must be text, json_object or json_schema",
             code="unsupported_parameter",
-            shown=f", got {given.type[:40]!r}",
+            shown=f", got {response_format.type[:40]!r}",
         )
-    inner = given.json_schema
-    if given.type == "text":
+    json_schema = response_format.json_schema
+    if response_format.type == "text":
         return
-    if given.type == "json_object" and given.schema_ is None:
+    if response_format.type == "json_object" and response_format.schema_ is None:
         yield OutputFormat(kind="json_object", field="response_format")
-    elif inner is not None and inner.schema_ is not None:
+    elif json_schema is not None and json_schema.schema_ is not None:
         field = "response_format.json_schema.schema"
-        yield OutputFormat(kind="json_schema", schema=inner.schema_, field=field)
-    elif given.schema_ is not None:
+        yield OutputFormat(kind="json_schema", schema=json_schema.schema_, field=field)
+    elif response_format.schema_ is not None:
         field = "response_format.schema"
-        yield OutputFormat(kind="json_schema", schema=given.schema_, field=field)
+        yield OutputFormat(kind="json_schema", schema=response_format.schema_, field=field)
     else:
         field = "response_format.json_schema"
-        raise missing_field(field if inner is None else f"{field}.schema")
+        raise missing_field(field if json_schema is None else f"{field}.schema")
 
 
 def _schema_format(schema: dict[str, Any] | bool | str, *, field: str) -> OutputFormat:
+    """The format of a JSON schema, which may be JSON text. Raises RequestRefused."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -281,7 +292,8 @@ def _schema_format(schema: dict[str, Any] | bool | str, *, field: str) -> Output
     return OutputFormat(kind="json_schema", schema=schema, field=field)
 
 
-def _kind_of_prompt(value: Any) -> str:
+def _prompt_tag(value: Any) -> str:
+    """The discriminator of `PromptField`, which depends on the first item only."""
     if not isinstance(value, list):
         return _TEXT
     if value and isinstance(value[0], list):
@@ -296,20 +308,21 @@ PromptField = Annotated[
     | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag(_TEXTS)]
     | Annotated[TokenIdList, Tag(_TOKENS)]
     | Annotated[list[TokenIdList], Field(fail_fast=True), Tag(_TOKEN_LISTS)],
-    Discriminator(_kind_of_prompt),
+    Discriminator(_prompt_tag),
 ]
 
 
-def prompts_of(given: Any) -> tuple[str | tuple[int, ...], ...]:
-    """Return the prompts in a PromptField."""
-    if isinstance(given, str):
-        return (given,)
-    if isinstance(given[0], int):
-        return (tuple(given),)
-    return tuple(one if isinstance(one, str) else tuple(one) for one in given)
+def prompts_of(field_value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Return the prompts in a PromptField, each as a text or as token ids."""
+    if isinstance(field_value, str):
+        return (field_value,)
+    if isinstance(field_value[0], int):
+        return (tuple(field_value),)
+    return tuple(each if isinstance(each, str) else tuple(each) for each in field_value)
 
 
-def _not_too_many(value: Any) -> Any:
+def _limited_biases(value: Any) -> Any:
+    """Validator of `logit_bias`: refuse too many tokens."""
     # Checked before the entries: each invalid entry becomes an error, and a million errors take
     # gigabytes.
     if isinstance(value, dict) and len(value) > _MOST_BIASES:
@@ -318,6 +331,7 @@ def _not_too_many(value: Any) -> Any:
 
 
 def _token_key(value: Any) -> Any:
+    """Validator of a key in `logit_bias`: a token id, as text."""
     if not (
         isinstance(value, str)
         and value.isascii()
@@ -363,7 +377,7 @@ class SamplingFields(SharedFields):
     presence_penalty: float | None = sampled("presence_penalty")
     frequency_penalty: float | None = sampled("frequency_penalty")
     repetition_penalty: float | None = sampled("repetition_penalty")
-    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_not_too_many)] | None = optional(
+    logit_bias: Annotated[dict[TokenKey, Bias], BeforeValidator(_limited_biases)] | None = optional(
         SAMPLING_RANGES["logit_bias"].meaning
     )
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = optional(
@@ -395,11 +409,11 @@ class SamplingFields(SharedFields):
 
     def body_options(self) -> dict[str, Any]:
         """Return the fields of a GenerationRequest that chat, completions and Responses share."""
-        given = {name: getattr(self, name) for name in SamplingParams.__struct_fields__}
+        sampling = {name: getattr(self, name) for name in SamplingParams.__struct_fields__}
         if self.logit_bias:
-            given["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
+            sampling["logit_bias"] = {int(key): bias for key, bias in self.logit_bias.items()}
         return {
-            **sampling_options(given),
+            **sampling_options(sampling),
             "ignore_eos": bool(self.ignore_eos),
             **super().body_options(),
         }

@@ -36,9 +36,9 @@ _TEXT_KEYS = {
 }  # type of a part → key of the text in it
 _THOUGHTS = ("thinking", "reasoning")  # types of parts that hold thoughts
 _ASSISTANT = "assistant"
-_OLD_RESULT = "function"
-_RESULTS = frozenset({"tool", _OLD_RESULT})  # roles of tool results
-_SERVED_TYPE = "function"
+_OLD_RESULT = "function"  # role of a result in the older form
+_SERVED_TYPE = "function"  # the only type of tools that this server supports
+# `tool_choice` → our mode
 _MODES: Mapping[str, ToolMode] = {
     "auto": "auto",
     "none": "none",
@@ -48,6 +48,7 @@ _MODES: Mapping[str, ToolMode] = {
 
 
 def _object_or_text(value: Any) -> str:
+    """The discriminator of `Arguments`."""
     return _OBJECT if isinstance(value, dict) else _TEXT
 
 
@@ -132,14 +133,16 @@ def history(messages: Sequence[ChatMessage]) -> tuple[tuple[dict[str, Any], ...]
     (`with_notes`). Raises RequestRefused, also for a message without content and for a text part
     without text.
     """
-    return with_notes(_turns(messages))
+    return with_notes(_converted(messages))
 
 
-def _turns(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
-    """Convert messages to those of a prompt, also from the older form with functions instead of
-    tools.
+def _converted(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
+    """Convert messages to those of a prompt, as `history` does.
+
+    In the older form, calls have no ids, so they get some, and a result belongs to the latest call
+    of the function that it names.
     """
-    latest: dict[str, str] = {}  # for the older form: name of a function → id of its latest call
+    latest_ids: dict[str, str] = {}  # for the older form: name of a function → id of its last call
     for place, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)
         role = turn["role"]
@@ -155,15 +158,16 @@ def _turns(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
             ]
         if call := turn.pop("function_call", None):
             name = call["name"]
-            latest[name] = f"call_{place}"
-            turn["tool_calls"] = [{"id": latest[name], "type": "function", "function": call}]
+            latest_ids[name] = f"call_{place}"
+            turn["tool_calls"] = [{"id": latest_ids[name], "type": "function", "function": call}]
         if role == _OLD_RESULT:
             name = turn.get("name") or ""
-            turn |= {"role": "tool", "tool_call_id": latest.get(name, f"call_{name}")}
+            turn |= {"role": "tool", "tool_call_id": latest_ids.get(name, f"call_{name}")}
         yield _with_thoughts_apart(turn)
 
 
 def _part(part: ContentPart, *, role: str, field: str) -> dict[str, Any]:
+    """A part of a message as a part of a prompt. field: the request field that contains it."""
     if part["type"] in _TEXT_KEYS:
         _refuse_unless_text(part, field)
         return dict(part)
@@ -181,16 +185,17 @@ def _with_thoughts_apart(turn: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, list) or not any(part["type"] in _THOUGHTS for part in content):
         return turn
     thoughts = "\n".join(_thought(part) for part in content if part["type"] in _THOUGHTS)
-    rest = [part for part in content if part["type"] not in _THOUGHTS]
-    turn = {**turn, "content": rest or None}
+    other_parts = [part for part in content if part["type"] not in _THOUGHTS]
+    turn = {**turn, "content": other_parts or None}
     if not any(turn.get(name) for name in ("reasoning_content", "reasoning", "thinking")):
         turn["reasoning_content"] = thoughts
     return turn
 
 
 def _thought(part: Mapping[str, Any]) -> str:
-    given = part.get("thinking") or part.get("text") or ""
-    pieces = given if isinstance(given, list) else [given]
+    """The text of a part that holds a thought, which is a text or a list of text parts."""
+    thought = part.get("thinking") or part.get("text") or ""
+    pieces = thought if isinstance(thought, list) else [thought]
     texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in pieces]
     return "".join(text for text in texts if isinstance(text, str))
 
@@ -216,6 +221,7 @@ def _refuse_unless_text(part: ContentPart, field: str) -> None:
 
 
 def _word_or_object(value: Any) -> str:
+    """The discriminator of `ChoiceField` and `FunctionCallField`."""
     return _OBJECT if isinstance(value, dict) else _WORD
 
 
@@ -360,10 +366,13 @@ def function_call_of(
 
 
 def _tool(function: FunctionDefinition, tool: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    given = {name: value for name, value in function.items() if value is not None}
-    further = {
+    """A tool of a prompt, without fields that are null. tool: the client's tool; None: the client
+    sent only the function, in the older form.
+    """
+    function_fields = {name: value for name, value in function.items() if value is not None}
+    tool_fields = {
         name: value
         for name, value in (tool or {}).items()
         if name not in ("type", "function") and value is not None
     }
-    return {"type": _SERVED_TYPE, "function": given, **further}
+    return {"type": _SERVED_TYPE, "function": function_fields, **tool_fields}
