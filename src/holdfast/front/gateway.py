@@ -85,7 +85,7 @@ def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
 
 @dataclass(slots=True, eq=False)
 class _SessionAnswer:
-    """Whether a running answer still belongs to its session. It has nothing of the answer's content.
+    """Whether a running answer still belongs to its session. It has none of the answer's content.
 
     submitted: set when it was passed to the model's client, or has ended before. is_closed: whether
     the session was closed after the answer began. is_forgotten: whether it was also forgotten, so

@@ -33,8 +33,8 @@ _TAGS = {
     kind: TAG_MARK + kind
     for kind in ("text", "thinking", "tool_use", "tool_result", "tool_reference")
 }
-# types of blocks that a model here cannot use: those of Anthropic's own tools, and thoughts of other
-# servers
+# types of blocks that a model here cannot use: those of Anthropic's own tools, and other servers'
+# thoughts
 _LEFT_OUT_TYPES = frozenset(
     {
         "redacted_thinking",
@@ -187,8 +187,8 @@ Message: TypeAlias = dict[str, Any]
 
 
 class Conversation:
-    """The messages of a prompt, in OpenAI's chat format, and its breakpoints: the places up to which
-    the client wants the prompt cached.
+    """The messages of a prompt, in OpenAI's chat format, and its breakpoints: the places up to
+    which the client wants the prompt cached.
 
     A message has parts where Anthropic's format has blocks.
     """
@@ -219,8 +219,8 @@ class Conversation:
         blocks: Sequence[TextBlock] = (
             [{"type": "text", "text": system}] if isinstance(system, str) else system
         )
-        for place, block in enumerate(blocks):
-            self.mark_breakpoint(block, messages=0, parts=place + 1)
+        for index, block in enumerate(blocks):
+            self.mark_breakpoint(block, messages=0, parts=index + 1)
         if blocks:
             self.messages.append({"role": "system", "content": [_part(block) for block in blocks]})
 
@@ -245,12 +245,12 @@ class Conversation:
         # The role to which blocks that are not text belong. Next to results, an agent puts what its
         # tools found, such as the pages of a PDF.
         source_role = "tool" if any(block["type"] == "tool_result" for block in blocks) else role
-        for place, block in enumerate(blocks):
+        for index, block in enumerate(blocks):
             if block["type"] == "tool_result":
                 if parts:
                     self.messages.append({"role": role, "content": parts})
                     parts = []
-                self.messages.append(_result_message(block, f"{field}.{place}"))
+                self.messages.append(_result_message(block, f"{field}.{index}"))
                 self.mark_breakpoint(block, messages=len(self.messages))
             elif (part := _text_part(block)) is not None:
                 parts.append(part)
@@ -258,7 +258,7 @@ class Conversation:
             elif block["type"] == "tool_reference":
                 parts.append(_reference_part(block))
             elif not _is_left_out(block["type"]):
-                parts.append(_other_part(block, source_role, f"{field}.{place}"))
+                parts.append(_other_part(block, source_role, f"{field}.{index}"))
                 self.mark_breakpoint(block, messages=len(self.messages), parts=len(parts))
         if parts or not blocks:
             self.messages.append({"role": role, "content": parts or ""})
@@ -280,7 +280,7 @@ def _assistant_message(blocks: Sequence[Mapping[str, Any]], field: str, seal: Se
     follows_text = False
     thoughts: list[str] = []
     calls: list[Message] = []
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         match block["type"]:
             case "compaction" if (summary := _text_part(block)) is not None:
                 text += separator(text, summary["text"]) + summary["text"]
@@ -295,7 +295,7 @@ def _assistant_message(blocks: Sequence[Mapping[str, Any]], field: str, seal: Se
                 }
                 calls.append({"id": block["id"], "type": "function", "function": function})
             case kind if not _is_left_out(kind):
-                note = _other_part(block, "assistant", f"{field}.{place}")["text"]
+                note = _other_part(block, "assistant", f"{field}.{index}")["text"]
                 text += separator(text, note) + note
         follows_text = block["type"] == "text"
     thought = "".join(thoughts)
@@ -321,13 +321,13 @@ def _result_message(block: Mapping[str, Any], field: str) -> Message:
     content = block.get("content") or ""
     if not isinstance(content, str):
         parts = []
-        for place, part in enumerate(content):
+        for index, part in enumerate(content):
             if (text_part := _text_part(part)) is not None:
                 parts.append(text_part)
             elif part["type"] == "tool_reference":
                 parts.append(_reference_part(part))
             elif not _is_left_out(part["type"]):
-                parts.append(_other_part(part, "tool", f"{field}.content.{place}"))
+                parts.append(_other_part(part, "tool", f"{field}.content.{index}"))
         content = parts
     if block.get("is_error"):  # chat templates have no field for errors
         content = _with_failure_note(content)
@@ -335,6 +335,7 @@ def _result_message(block: Mapping[str, Any], field: str) -> Message:
 
 
 def _with_failure_note(content: str | list[Message]) -> str | list[Message]:
+    """The content of a failed call's result, which begins with a note that the call failed."""
     if not content:
         return _FAILURE_NOTE
     return (
@@ -504,21 +505,21 @@ def shown_tools(
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
     # definition, and the field of the request that has it
-    shown: list[tuple[dict[str, Any], str]] = []
+    offered: list[tuple[dict[str, Any], str]] = []
     deferred: dict[str, tuple[dict[str, Any], str]] = {}
-    for place, tool in enumerate(tools):
-        field = f"tools.{place}"
+    for index, tool in enumerate(tools):
+        field = f"tools.{index}"
         if (definition := _function(tool, field)) is not None and tool.get("defer_loading"):
             deferred[definition["function"]["name"]] = definition, field
         elif definition is not None:
-            shown.append((definition, field))
+            offered.append((definition, field))
     found = tuple(name for name in dict.fromkeys(referenced) if name in deferred)
     # The prompt introduces found tools where the tool search found them. But chat templates explain
     # calls only if they list tools. So if there are no other tools, the found ones are listed.
-    found_later = found if shown else ()
-    shown += [deferred[name] for name in found]
-    definitions = [definition for definition, _ in shown]
-    fields = tuple(field for _, field in shown)
+    found_later = found if offered else ()
+    offered += [deferred[name] for name in found]
+    definitions = [definition for definition, _ in offered]
+    fields = tuple(field for _, field in offered)
     checked = checked_definitions(
         definitions, fields=fields, most_parts=limits.max_tool_parts, schema=_SCHEMA_FIELD
     )

@@ -194,8 +194,8 @@ class PromptFields(SharedFields):
             conversation.mark_breakpoint(tool, messages=0)
         if self.system:
             conversation.add_system(self.system)
-        for place, turn in self._shown_turns():
-            conversation.add_turn(turn, f"messages.{place}.content")
+        for index, turn in self._shown_turns():
+            conversation.add_turn(turn, f"messages.{index}.content")
         messages, conversation.has_images = with_notes(conversation.messages)
         conversation.messages = [*messages]
         conversation.mark_breakpoint(
@@ -213,22 +213,22 @@ class PromptFields(SharedFields):
         A system message may apply to a single user turn, or contain only a configuration.
         """
         last_user = max(
-            (place for place, turn in enumerate(self.messages) if turn["role"] == "user"), default=0
+            (index for index, turn in enumerate(self.messages) if turn["role"] == "user"), default=0
         )
-        for place, turn in enumerate(self.messages):
+        for index, turn in enumerate(self.messages):
             is_system = turn["role"] == "system"
             config = turn.get("output_config") or {}
             if config.get("format") is not None or (config and not is_system):
-                field = f"messages.{place}.output_config" + (".format" if is_system else "")
+                field = f"messages.{index}.output_config" + (".format" if is_system else "")
                 raise invalid_field(
                     field, "this field is allowed only at the top level of the request"
                 )
-            if is_system and turn.get("clear_at") == "next_user_message" and place < last_user:
+            if is_system and turn.get("clear_at") == "next_user_message" and index < last_user:
                 continue
             if "content" in turn:
-                yield place, turn
+                yield index, turn
             elif not config:
-                raise missing_field(f"messages.{place}.content")
+                raise missing_field(f"messages.{index}.content")
 
     def _refuse_unsupported(self) -> None:
         """Raise RequestRefused for fields that neither an answer nor a token count may have."""
@@ -244,12 +244,12 @@ class PromptFields(SharedFields):
         field = f"messages.{len(self.messages) - 1}.content"
         if not messages:
             raise invalid_field(field, "it contains nothing that a model can read")
-        last = messages[-1]
+        last_message = messages[-1]
         if self.messages[-1]["role"] != "assistant":
             return False
-        if last.get("tool_calls"):
+        if last_message.get("tool_calls"):
             raise invalid_field(field, "the results of this turn's tool calls are missing")
-        text: str = last["content"]
+        text: str = last_message["content"]
         if text != text.rstrip():
             raise invalid_field(field, "an answer to continue must not end with white space")
         if not text and len(messages) > 1:

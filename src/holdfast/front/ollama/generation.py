@@ -155,10 +155,10 @@ def definitions(
     Raises RequestRefused, which names the invalid field.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if (tool_type := tool.get("type") or _FUNCTION) != _FUNCTION:
             shown = f", not {tool_type[:40]!r}"
-            raise invalid_field(f"tools.{place}.type", "only functions are supported", shown=shown)
+            raise invalid_field(f"tools.{index}.type", "only functions are supported", shown=shown)
     functions = [
         {name: value for name, value in tool["function"].items() if value is not None}
         for tool in tools
@@ -183,10 +183,10 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[tuple[dict[str, Any
     turns: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}  # id → name, for the latest calls without a result
     has_ids = False  # whether the latest calls were sent with ids
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         turn: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
         if images := message.get("images"):
-            field = f"messages.{place}.images"
+            field = f"messages.{index}.images"
             images_or_note = image_parts(images, field=field)
             texts = text_parts(turn["content"])
             if message["role"] not in WITH_IMAGES:
@@ -200,7 +200,7 @@ def conversation(messages: Sequence[OllamaMessage]) -> tuple[tuple[dict[str, Any
         if thought := message.get("thinking"):
             turn["reasoning_content"] = thought
         if calls := message.get("tool_calls"):
-            turn["tool_calls"] = _calls(calls, place)
+            turn["tool_calls"] = _calls(calls, index)
             open_calls = {call["id"]: call["function"]["name"] for call in turn["tool_calls"]}
             has_ids = any(call.get("id") for call in calls)
         if message["role"] == "tool":
@@ -229,11 +229,11 @@ def text_parts(text: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text}] if text else []
 
 
-def _calls(calls: Sequence[PastCall], place: int) -> list[dict[str, Any]]:
-    """Earlier calls in OpenAI's chat format. place: index of the message; for ids that are missing."""
+def _calls(calls: Sequence[PastCall], index: int) -> list[dict[str, Any]]:
+    """Earlier calls in OpenAI's chat format. index: of the message; for missing ids."""
     return [
         {
-            "id": call.get("id") or f"call_{place}_{number}",
+            "id": call.get("id") or f"call_{index}_{number}",
             "type": _FUNCTION,
             "function": {
                 "name": call["function"]["name"],
@@ -348,15 +348,15 @@ class OllamaChat(OllamaGeneration):
         tools = definitions(self.tools or (), limits=services.limits)
         if tools:
             self.refuse_without("tools", services)
-        last = messages[-1]
+        last_message = messages[-1]
         prompt = ChatPrompt(
             messages=messages,
             has_images=has_images,
             tools=tools,
             # as in Ollama, a last message that is the assistant's is continued
-            continue_last=last["role"] == "assistant"
-            and bool(last["content"])
-            and "tool_calls" not in last,
+            continue_last=last_message["role"] == "assistant"
+            and bool(last_message["content"])
+            and "tool_calls" not in last_message,
         )
         request = self.request(context, prompt=prompt, prompt_field="messages")
         return [request], self.answer_format(services)
@@ -583,6 +583,7 @@ async def ollama_embeddings(request: Request, services: Services) -> Response:
 async def _embed(
     request: Request, services: Services, body_type: type[OllamaEmbed] | type[OllamaEmbeddings]
 ) -> Response:
+    """Answer a request for embeddings, and then unload the model if the request asks for it."""
     parsed_bodies: list[OllamaRequest] = []  # has one element once `embed` has parsed the body
 
     def parse_body(body_bytes: bytes) -> RequestBody[EmbeddingPlan]:

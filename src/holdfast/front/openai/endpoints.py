@@ -307,7 +307,7 @@ class CompletionRequest(GenerationFields, FormatFields):
         self._refuse_too_many(len(prompts), limits)
         answer_id = new_request_id("cmpl-")
         # what distinguishes the prompts in ids and in names of fields
-        suffixes = [f".{place}" for place in range(len(prompts))] if len(prompts) > 1 else [""]
+        suffixes = [f".{index}" for index in range(len(prompts))] if len(prompts) > 1 else [""]
         shared = {"output_format": self.output_format(), **self.request_options(context)}
         requests = [
             self._request(prompt, request_id=answer_id + suffix, field="prompt" + suffix, **shared)
@@ -445,6 +445,7 @@ class EmbeddingsRequest(CacheSaltField):
         return request, lambda vectors: self._encode_vectors(request.model, vectors)
 
     def _encode_vectors(self, model: str, vectors: Sequence[Embedding]) -> bytes:
+        """The body of the answer. vectors: of all inputs, in order."""
         encode_vector = _base64 if self.encoding_format == "base64" else _numbers
         answer = VectorList(
             # encode one by one, because encoding thousands together would hold the GIL for too long

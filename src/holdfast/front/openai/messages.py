@@ -142,12 +142,12 @@ def _converted(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
     In the older form, calls have no ids, so they get some, and a result belongs to the latest call
     of the function that it names.
     """
-    latest_ids: dict[str, str] = {}  # for the older form: name of a function → id of its last call
-    for place, message in enumerate(messages):
+    latest_ids: dict[str, str] = {}  # for the older form: function's name → id of its last call
+    for index, message in enumerate(messages):
         turn: dict[str, Any] = dict(message)
         role = turn["role"]
         content = turn.get("content")
-        field = f"messages.{place}.content"
+        field = f"messages.{index}.content"
         if content is None and role != _ASSISTANT:
             reason = f"`{field}` is required for the role {role}"
             raise RequestRefused(reason, code="invalid_type", field=field)
@@ -158,7 +158,7 @@ def _converted(messages: Sequence[ChatMessage]) -> Iterator[dict[str, Any]]:
             ]
         if call := turn.pop("function_call", None):
             name = call["name"]
-            latest_ids[name] = f"call_{place}"
+            latest_ids[name] = f"call_{index}"
             turn["tool_calls"] = [{"id": latest_ids[name], "type": "function", "function": call}]
         if role == _OLD_RESULT:
             name = turn.get("name") or ""
@@ -205,13 +205,13 @@ def predicted_text(prediction: Prediction) -> str:
     content = prediction["content"]
     if isinstance(content, str):
         return content
-    for place, part in enumerate(content):
-        _refuse_unless_text(part, f"prediction.content.{place}")
+    for index, part in enumerate(content):
+        _refuse_unless_text(part, f"prediction.content.{index}")
     return "".join(str(part[_TEXT_KEYS[part["type"]]]) for part in content)  # type: ignore[literal-required]
 
 
 def _refuse_unless_text(part: ContentPart, field: str) -> None:
-    """Raise InvalidRequest unless the part is text. field: its place in the request."""
+    """Raise InvalidRequest unless the part is text. field: the request field that has it."""
     kind = part["type"]
     key = _TEXT_KEYS.get(kind)
     if key is None:
@@ -300,16 +300,16 @@ def checked_tools(
     Raises RequestRefused, which names the invalid field.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         if (kind := tool["type"]) != _SERVED_TYPE:
             raise invalid_field(
-                f"tools.{place}.type",
+                f"tools.{index}.type",
                 "only functions are supported",
                 code="unsupported_parameter",
                 shown=f", not {kind[:40]!r}",
             )
         if "function" not in tool:
-            raise missing_field(f"tools.{place}.function")
+            raise missing_field(f"tools.{index}.function")
     return checked_definitions(
         [_tool(tool["function"], tool) for tool in tools],
         field="tools.{}.function",

@@ -50,8 +50,8 @@ _FAILURES: Mapping[str, str] = {
     "request_too_large_for_memory": "invalid_prompt",
 }
 _INPUT_OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-# regular expressions of JSON escapes: the first and the second half of a surrogate pair; and what may
-# follow a first half that has no second one
+# regular expressions of JSON escapes: the first and the second half of a surrogate pair; and what
+# may follow a first half that has no second one
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW = r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _NO_LOW = r"(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])[0-9a-fA-F]{4})"
@@ -449,8 +449,8 @@ class ResponseAnswer(AnswerFormat):
 
     def _item_events(self, item: _ItemBuilder, events: Sequence[Event]) -> bytes:
         """Return the bytes of an item's events, with the fields that tell which item it is."""
-        place = {"item_id": item.id, "output_index": len(self._finished_items)}
-        return b"".join([self._event(kind, **place, **fields) for kind, fields in events])
+        item_fields = {"item_id": item.id, "output_index": len(self._finished_items)}
+        return b"".join([self._event(kind, **item_fields, **fields) for kind, fields in events])
 
     def _created_event(self) -> bytes:
         """Return the first event; empty if it was created already."""
@@ -639,7 +639,7 @@ class _ThoughtBuilder(_ItemBuilder):
 
 
 class _SummaryBuilder(_ThoughtBuilder):
-    """A thought that is shown as a summary, for clients that asked for one. It is the whole thought."""
+    """A thought that is shown as a summary, for clients that asked for one. It is not shortened."""
 
     text_event = "reasoning_summary_text"
     part_event = "reasoning_summary_part"

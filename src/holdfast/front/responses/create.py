@@ -113,7 +113,7 @@ async def create_response(request: Request, services: Services) -> Response:
 async def compact_response(request: Request, services: Services) -> Response:
     """Have the model summarize a conversation.
 
-    The client sends the result in place of the conversation. Neither is stored.
+    The client sends the result in index of the conversation. Neither is stored.
     """
     return await _generate(request, services, only_compacts=True)
 
@@ -253,17 +253,17 @@ async def _resolve(body: ResponseRequest, context: RequestContext) -> _ResolvedR
     tenant = context.tenant
     body.refuse_what_cannot_be_served(services.limits)
     items: list[Item] = [shown_item(item) for item in items_of(body.input)]
-    references = [place for place, item in enumerate(items) if _is_reference(item)]
+    references = [index for index, item in enumerate(items) if _is_reference(item)]
     if references:
-        item_ids = [items[place].get("id") or "" for place in references]
+        item_ids = [items[index].get("id") or "" for index in references]
         stored_items = await services.answers.responses.call(
             ResponseFile.find_items, tenant, item_ids
         )
-        for place, item_id in zip(references, item_ids, strict=True):
+        for index, item_id in zip(references, item_ids, strict=True):
             if item_id not in stored_items:
                 reason = "there is no such item; it may no longer be stored"
-                raise _not_found(f"input.{place}.id", reason, "item_not_found")
-            items[place] = stored_items[item_id]
+                raise _not_found(f"input.{index}.id", reason, "item_not_found")
+            items[index] = stored_items[item_id]
         body = body.model_copy(update={"input": as_input(items)})
     earlier_items: list[Item] = []
     if body.previous_response_id is not None:
@@ -308,6 +308,7 @@ async def _items_up_to(services: Services, key: RecordKey) -> list[Item]:
 
 
 async def _conversation_items(services: Services, key: RecordKey) -> list[Item]:
+    """The items of a stored conversation. Raises RequestRefused, which names `conversation`."""
     try:
         return await services.answers.responses.call(ResponseFile.items, key)
     except RecordMissing:
@@ -356,8 +357,8 @@ async def _start_in_background(
     most_tasks = services.answers.responses.limits.max_background
     if len(tasks) >= most_tasks:
         reason = (
-            f"`background`: this server runs at most {most_tasks} responses in the background at once; "
-            "please try again later"
+            f"`background`: this server runs at most {most_tasks} responses in the background at "
+            "once; please try again later"
         )
         raise RequestRefused(reason, status=429, code="rate_limit_exceeded", field="background")
     initial_response = run.answer_format.response
@@ -368,7 +369,8 @@ async def _start_in_background(
     task.add_done_callback(tasks.discard)
     task.add_done_callback(run.task_ended)
     if needs_load(services, initial_response.model):
-        run.answer_format.keep_alive()  # stores the response now, because loading the model may take minutes
+        # stores the response now, because loading the model may take minutes
+        run.answer_format.keep_alive()
     else:
         first_event = asyncio.create_task(run.wait_for_first_event())
         try:
@@ -443,11 +445,11 @@ def _model_list(models: Sequence[ModelStatus]) -> CodexModelList:
         CodexModel(
             slug=model.id,
             display_name=model.id,
-            priority=place,
+            priority=index,
             context_window=model.context_tokens,
             input_modalities=model.input_modalities,
         )
-        for place, model in enumerate(models)
+        for index, model in enumerate(models)
     ]
     return CodexModelList(data=[model_card(model) for model in models], models=codex_models)
 

@@ -143,8 +143,8 @@ def _checked_format(fields: dict[str, Any]) -> dict[str, Any]:
         TextFormat.model_validate(fields)
     except ValidationError as error:
         fault, *_ = error.errors()
-        place = ".".join(map(str, fault["loc"]))
-        raise ValueError(f"{place}: {fault['msg']}") from None
+        path = ".".join(map(str, fault["loc"]))
+        raise ValueError(f"{path}: {fault['msg']}") from None
     return fields
 
 
@@ -341,7 +341,8 @@ class ResponseRequest(SamplingFields):
     )
     text: TextOptions | None = optional("The format of the answer.")
     include: Annotated[list[str], Field(fail_fast=True)] | None = optional(
-        f"What to add: {_SEALED_THOUGHTS}, {_LOGPROBS}. Other values concern hosted tools and add nothing."
+        f"What to add: {_SEALED_THOUGHTS}, {_LOGPROBS}. Other values concern hosted tools and add "
+        "nothing."
     )
     top_logprobs: Annotated[int, Field(ge=0)] | None = optional(
         "Number of most likely tokens to list at each position."
@@ -537,24 +538,24 @@ def offered_tools(
 ) -> OfferedTools:
     """Return the tools to offer to the model. Raises RequestRefused.
 
-    added_tools: tools from items of the conversation, with their paths in the request. A tool whose
-        name is already taken is skipped.
+    added_tools: tools from items of the conversation, each with the request field that has it. A
+        tool whose name is already taken is skipped.
     """
     refuse_too_many(tools, limits.max_tools, field="tools")
     offered = list(_supported_tools((f"tools.{number}", tool) for number, tool in enumerate(tools)))
     names = {function["name"] for _, _, function in offered}
-    for place, client_tool, function in _supported_tools(added_tools):
+    for tool_field, client_tool, function in _supported_tools(added_tools):
         if function["name"] not in names:
             names.add(function["name"])
-            offered.append((place, client_tool, function))
+            offered.append((tool_field, client_tool, function))
     refuse_too_many(offered, limits.max_tools, field="tools")
-    places = [place for place, _, _ in offered]
+    tool_fields = [tool_field for tool_field, _, _ in offered]
     definitions = [{"type": "function", "function": function} for _, _, function in offered]
     return OfferedTools(
         definitions=checked_definitions(
-            definitions, fields=places, most_parts=limits.max_tool_parts
+            definitions, fields=tool_fields, most_parts=limits.max_tool_parts
         ),
-        fields=tuple(f"{place}.parameters" for place in places),
+        fields=tuple(f"{tool_field}.parameters" for tool_field in tool_fields),
         by_model_name={function["name"]: tool for _, tool, function in offered},
         enforced_names=tuple(
             function["name"] for _, _, function in offered if "strict" not in function
@@ -569,22 +570,22 @@ def choice_of(
     definitions: Sequence[Mapping[str, Any]] = tools.definitions
     names: list[str] = []
     mode: Any = choice or "auto"
-    place = "tool_choice"
+    choice_field = "tool_choice"
     if isinstance(choice, dict):
         if choice.get("type") != "allowed_tools":
             mode = "required"
-            names = [_chosen_name(choice, place)]
-            place = "tool_choice.name"
+            names = [_chosen_name(choice, choice_field)]
+            choice_field = "tool_choice.name"
         else:
             mode = choice.get("mode", "auto")
             names = _allowed_names(choice)
             if names:
-                place = "tool_choice.tools"
+                choice_field = "tool_choice.tools"
             else:  # only hosted tools are named, and those are not offered
                 definitions = ()
                 mode = "none" if mode == "auto" else mode
     tool_choice = checked_tool_choice(
-        mode, names, tools=definitions, parallel=parallel, field=place
+        mode, names, tools=definitions, parallel=parallel, field=choice_field
     )
     if tool_choice.mode == "none":
         return tool_choice
@@ -602,53 +603,53 @@ def _allowed_names(choice: ChosenTool) -> list[str]:
     ]
 
 
-def _chosen_name(tool: ToolNamed, place: str) -> str:
-    """The name by which the model knows a chosen tool. place: its path in the request."""
+def _chosen_name(tool: ToolNamed, choice_field: str) -> str:
+    """The name by which the model knows a chosen tool. choice_field: the field that chooses it."""
     if (kind := tool.get("type", "function")) not in _SUPPORTED_TOOLS:
         raise invalid_field(
-            f"{place}.type",
+            f"{choice_field}.type",
             "only functions and custom tools can be chosen here",
             code="unsupported_parameter",
             shown=f", not {kind[:40]!r}",
         )
     if not tool.get("name"):
-        raise missing_field(f"{place}.name")
+        raise missing_field(f"{choice_field}.name")
     return model_name(tool["name"], tool.get("namespace"))
 
 
 def _supported_tools(
     tools: Iterable[tuple[str, ResponseTool]],
 ) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
-    """Iterate over supported tools: path in the request, client's tool, and model's function.
+    """Iterate over supported tools: request field, client's tool, and model's function.
 
-    tools: with their paths in the request.
+    tools: each with the request field that has it.
     """
-    for place, tool in tools:
+    for tool_field, tool in tools:
         if tool["type"] != "namespace":
-            yield from _supported_tool(tool, place, "")
+            yield from _supported_tool(tool, tool_field, "")
             continue
-        namespace = _name(tool, place)
+        namespace = _name(tool, tool_field)
         for inner, each in enumerate(tool.get("tools", ())):
-            yield from _supported_tool(each, f"{place}.tools.{inner}", namespace)
+            yield from _supported_tool(each, f"{tool_field}.tools.{inner}", namespace)
 
 
 def _supported_tool(
-    tool: NamespacedTool, place: str, namespace: str
+    tool: NamespacedTool, tool_field: str, namespace: str
 ) -> Iterator[tuple[str, ClientTool, dict[str, Any]]]:
     """Yield a tool as `_supported_tools` does, or nothing if only OpenAI's servers can run it."""
     kind = tool["type"]
     if kind not in _SUPPORTED_TOOLS:
         log_once("skipped tools of type %r, which this server cannot run", kind)
         return
-    name = _name(tool, place)
+    name = _name(tool, tool_field)
     client_tool = ClientTool(name=name, namespace=namespace, is_custom=kind == "custom")
     function = _custom_function(tool) if client_tool.is_custom else _function(tool)
-    yield place, client_tool, {"name": model_name(name, namespace), **function}
+    yield tool_field, client_tool, {"name": model_name(name, namespace), **function}
 
 
-def _name(tool: NamespacedTool, place: str) -> str:
+def _name(tool: NamespacedTool, tool_field: str) -> str:
     if "name" not in tool:
-        raise missing_field(f"{place}.name")
+        raise missing_field(f"{tool_field}.name")
     return tool["name"]
 
 

@@ -184,38 +184,39 @@ class _Messages:
         self._open_turn = None
         self.messages.append({"role": role, **fields, "content": content})
 
-    def add_item(self, item: Mapping[str, Any], place: str) -> None:
-        """Add an item. place: its path in the request, for errors, such as input.3."""
+    def add_item(self, item: Mapping[str, Any], item_field: str) -> None:
+        """Add an item. item_field: the request field that has it, such as input.3."""
         match kind_of(item):
             case "message":
-                self._add_message_item(item, place)
+                self._add_message_item(item, item_field)
             case "reasoning":
                 self._add_reasoning(item)
             case "function_call":
-                self._add_call(item, place, _required(item, "arguments", place))
+                self._add_call(item, item_field, _required(item, "arguments", item_field))
             case "custom_tool_call":
                 # to the model, a custom tool is a function with one text argument
-                self._add_call(item, place, {"input": _required(item, "input", place)})
+                self._add_call(item, item_field, {"input": _required(item, "input", item_field)})
             case "function_call_output" | "custom_tool_call_output":
-                self._add_call_output(item, place)
+                self._add_call_output(item, item_field)
             case "compaction":
-                self._add_compaction(item, place)
+                self._add_compaction(item, item_field)
             case kind if is_client_item(kind):
-                self._add_client_item(item, place)
+                self._add_client_item(item, item_field)
             case kind if is_left_out(kind):
                 log_once("items of type %r are left out, because no model here reads them", kind)
             case kind if kind in (TRIGGER, "item_reference"):
-                raise _refusal(item, place)
+                raise _refusal(item, item_field)
             case kind:
                 note = left_out_note(kind[:_LONGEST_SHOWN])
-                self.add_message("user", [unreadable_part(note, _refusal(item, place))])
+                self.add_message("user", [unreadable_part(note, _refusal(item, item_field))])
 
-    def _add_message_item(self, item: Mapping[str, Any], place: str) -> None:
-        role = _required(item, "role", place)
+    def _add_message_item(self, item: Mapping[str, Any], item_field: str) -> None:
+        """Add a message: the assistant's becomes part of its turn."""
+        role = _required(item, "role", item_field)
         if role not in _ROLES:
             shown = f", got {role[:_LONGEST_SHOWN]!r}"
-            raise invalid_field(f"{place}.role", f"must be {' or '.join(_ROLES)}", shown=shown)
-        content = _content(_required(item, "content", place), role, f"{place}.content")
+            raise invalid_field(f"{item_field}.role", f"must be {' or '.join(_ROLES)}", shown=shown)
+        content = _content(_required(item, "content", item_field), role, f"{item_field}.content")
         if role != "assistant":
             self.add_message(role, content)
             return
@@ -242,39 +243,42 @@ class _Messages:
         turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
 
     def _add_call(
-        self, item: Mapping[str, Any], place: str, arguments: str | dict[str, Any]
+        self, item: Mapping[str, Any], item_field: str, arguments: str | dict[str, Any]
     ) -> None:
         """Add a call to the assistant's turn. arguments: JSON text, or an object."""
-        name = model_name(_required(item, "name", place), item.get("namespace"))
+        name = model_name(_required(item, "name", item_field), item.get("namespace"))
         call = {
-            "id": _required(item, "call_id", place),
+            "id": _required(item, "call_id", item_field),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
         self._assistant_turn().setdefault("tool_calls", []).append(call)
 
-    def _add_call_output(self, item: Mapping[str, Any], place: str) -> None:
-        output = _content(_required(item, "output", place), "tool", f"{place}.output")
-        self.add_message("tool", output, tool_call_id=_required(item, "call_id", place))
+    def _add_call_output(self, item: Mapping[str, Any], item_field: str) -> None:
+        output = _content(_required(item, "output", item_field), "tool", f"{item_field}.output")
+        self.add_message("tool", output, tool_call_id=_required(item, "call_id", item_field))
 
-    def _add_client_item(self, item: Mapping[str, Any], place: str) -> None:
+    def _add_client_item(self, item: Mapping[str, Any], item_field: str) -> None:
         """Add a call of one of OpenAI's tools that the client ran, or its output."""
         if not kind_of(item).endswith("_output"):
             if (call := call_of(item, self._answered)) is not None:
                 self._assistant_turn().setdefault("tool_calls", []).append(call)
         elif (id_and_output := output_of(item, self._answered)) is not None:
             call_id, output = id_and_output
-            output = _content(output, "tool", f"{place}.output")
+            output = _content(output, "tool", f"{item_field}.output")
             self.add_message("tool", output, tool_call_id=call_id)
 
-    def _add_compaction(self, item: Mapping[str, Any], place: str) -> None:
-        summary = self._open_summary(_required(item, "encrypted_content", place))
+    def _add_compaction(self, item: Mapping[str, Any], item_field: str) -> None:
+        """Add the summary of an earlier conversation, as a message of the user."""
+        summary = self._open_summary(_required(item, "encrypted_content", item_field))
         if summary is None:
             reason = (
                 "it is damaged, or was not made by this server with this model for this tenant; "
                 "send the conversation itself, or compact it again"
             )
-            raise invalid_field(f"{place}.encrypted_content", reason, code="invalid_compaction")
+            raise invalid_field(
+                f"{item_field}.encrypted_content", reason, code="invalid_compaction"
+            )
         self.add_message("user", _SUMMARY_INTRODUCTION + summary)
 
     def _assistant_turn(self) -> dict[str, Any]:
@@ -285,14 +289,14 @@ class _Messages:
         return self._open_turn
 
 
-def _refusal(item: Mapping[str, Any], place: str) -> RequestRefused:
-    """The error for an item that this server cannot use. place: its path in the request."""
+def _refusal(item: Mapping[str, Any], item_field: str) -> RequestRefused:
+    """The error for an item that this server cannot use. item_field: the request field of it."""
     kind = kind_of(item)
     if kind == "item_reference":  # references to stored items were already resolved
-        field = f"{place}.id"
+        field = f"{item_field}.id"
         reason = f"`{field}`: there is no such item"
         return RequestRefused(reason, status=404, code="item_not_found", field=field)
-    field = f"{place}.type"
+    field = f"{item_field}.type"
     if kind == TRIGGER:
         return invalid_field(field, f"a {TRIGGER} must be the last item of an input")
     reason = (
@@ -302,9 +306,9 @@ def _refusal(item: Mapping[str, Any], place: str) -> RequestRefused:
     return invalid_field(field, reason, code="unsupported_parameter", shown=shown)
 
 
-def _required(item: Mapping[str, Any], key: str, place: str) -> Any:
+def _required(item: Mapping[str, Any], key: str, item_field: str) -> Any:
     if item.get(key) is None:
-        raise missing_field(f"{place}.{key}")
+        raise missing_field(f"{item_field}.{key}")
     return item[key]
 
 

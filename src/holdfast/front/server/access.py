@@ -488,6 +488,7 @@ class Seal:
         return zlib.decompress(packed).decode("utf-8", "surrogatepass")
 
     def _cipher(self) -> AESSIV:
+        """The cipher, whose key is derived from the secret key."""
         # imported at its first use, because importing it takes 9 ms and 6 MB of memory
         from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
@@ -495,6 +496,7 @@ class Seal:
         return AESSIV(key.digest())
 
     def _signature(self, body: bytes) -> bytes:
+        """A keyed hash of a text."""
         key = self._key()
         return hashlib.blake2b(
             body, key=key, digest_size=_SIGNATURE_BYTES, person=b"signed"

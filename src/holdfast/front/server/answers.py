@@ -129,7 +129,7 @@ class EventWriter:
     def __init__(
         self,
         send: Send,
-        form: StreamFormat,
+        stream_format: StreamFormat,
         events: AsyncIterator[bytes],
         *,
         request_id: str = "",
@@ -139,13 +139,13 @@ class EventWriter:
 
         events: the events; the first one is the opening of the answer and may be empty.
         request_id: the id to show in an error event.
-        keep_alive: replaces `form.keep_alive`.
+        keep_alive: replaces `stream_format.keep_alive`.
         """
         self._send = send
-        self._form = form
+        self._format = stream_format
         self._events = events
         self._request_id = request_id
-        self._keep_alive = keep_alive or form.keep_alive
+        self._keep_alive = keep_alive or stream_format.keep_alive
         self._ready: list[bytes] = []  # events that are not sent yet
         self._ready_bytes = 0
         self._ready_taken = asyncio.Event()  # set when `_ready` was sent or dropped
@@ -189,9 +189,11 @@ class EventWriter:
                 if not self._has_started:
                     raise error
                 self._ready.append(
-                    self._form.error_event(replace(problem_of(error), request_id=self._request_id))
+                    self._format.error_event(
+                        replace(problem_of(error), request_id=self._request_id)
+                    )
                 )
-            await self._flush(more=False)
+            await self._flush(is_last=True)
         finally:
             self._timer.cancel()
             reader.cancel()
@@ -213,15 +215,15 @@ class EventWriter:
                 await self._ready_taken.wait()
         self._has_read_all = True
 
-    async def _flush(self, *, more: bool = True) -> None:
-        """Send the ready events, or a keep-alive if there are none. more: the body goes on."""
+    async def _flush(self, *, is_last: bool = False) -> None:
+        """Send the ready events, or a keep-alive if there are none. is_last: the body ends."""
         if self._is_detached:
             return
         if not self._has_started:
             self._has_started = True
-            headers = [(b"content-type", self._form.stream_type.encode()), *_HEADERS]
+            headers = [(b"content-type", self._format.stream_type.encode()), *_HEADERS]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        if not self._ready and more:
+        if not self._ready and not is_last:
             self._ready.append(self._keep_alive())
         body = self._ready[0] if len(self._ready) == 1 else b"".join(self._ready)
         self._ready.clear()
@@ -229,7 +231,7 @@ class EventWriter:
         self._ready_taken.set()
         self._is_silent = False
         self._is_sending = True
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         self._is_sending = False
 
     def _tick_in(self, seconds: float) -> None:

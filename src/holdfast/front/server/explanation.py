@@ -145,7 +145,8 @@ def _difference(event: ChoiceFinished) -> Difference | None:
     )
 
 
-# {unused}: number of cached tokens that could not be used; {place}: empty, or where the prompts differ
+# {unused}: number of cached tokens that could not be used; {place}: where the prompts differ, or
+# empty
 _SENTENCES = {
     CacheOutcome.COMPLETE: "The whole prompt was cached; the last token is always recomputed.",
     CacheOutcome.NEW_TOKENS: "The whole cached prefix was used; the rest of the prompt is new.",

@@ -112,10 +112,10 @@ def refuse_above(value: int | None, limit: int, *, field: str) -> None:
         raise invalid_field(field, f"must be at most {limit}, got {value}")
 
 
-def refuse_too_many(items: Sequence[object], most: int, *, field: str) -> None:
+def refuse_too_many(items: Sequence[object], most_items: int, *, field: str) -> None:
     """Raise RequestRefused if a list has too many items. field: the request field of the list."""
-    if len(items) > most:
-        raise invalid_field(field, f"must have at most {most} items, got {len(items)}")
+    if len(items) > most_items:
+        raise invalid_field(field, f"must have at most {most_items} items, got {len(items)}")
 
 
 class ThinkingOptions(BaseModel):
@@ -337,9 +337,9 @@ def checked_definitions(
     """
     names: set[str] = set()
     parts = 0
-    for place, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         function = tool["function"]
-        tool_field = fields[place] if fields else field.format(place)
+        tool_field = fields[index] if fields else field.format(index)
         if (name := function["name"]) in names:
             raise invalid_field(
                 f"{tool_field}.name", "more than one tool has this name", shown=f": {name!r}"

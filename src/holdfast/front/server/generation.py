@@ -179,7 +179,7 @@ class GenerationResponse(Response):
     ) -> None:
         """Wait until the client has disconnected and no retry can get the answer any more.
 
-        quota: counts the answer against the caller's limit of concurrent answers until it is closed.
+        quota: counts the answer against the caller's limit of concurrent answers until it closes.
         """
         await disconnected(receive)
         if watched_send.has_sent_all or (self._writer is not None and self._writer.has_sent_all):
@@ -239,8 +239,8 @@ class GenerationResponse(Response):
     def _keep_alive(self) -> bytes:
         """The bytes that keep a silent connection open.
 
-        In some protocols, the first keep-alive has the opening event of the stream. A retry must get
-        that event, too, so a keep-alive before all events is recorded.
+        In some protocols, the first keep-alive has the opening event of the stream. A retry must
+        get that event, too, so a keep-alive before all events is recorded.
         """
         frame = self._format.keep_alive()
         if self._resumable is not None and not self._resumable.next_place:
@@ -283,7 +283,7 @@ class GenerationResponse(Response):
         return stream
 
     async def _events(self, record: RequestRecord) -> AsyncIterator[bytes]:
-        """Yield the answer as events of the protocol. Submits the request if that is not done yet."""
+        """Yield the answer as events of the protocol. Submits the request unless that is done."""
         answer_format = self._format
         try:
             stream = self._stream or await self._submit(record)
@@ -326,7 +326,7 @@ class GenerationResponse(Response):
         )
 
     def _explanation(self, stream: OutputStream, record: RequestRecord) -> Explanation | None:
-        """Explain how much of each prompt was cached. Returns what the client asked to see, or None.
+        """Explain how much of each prompt was cached. None: the client did not ask for that.
 
         All explanations are kept, because `__call__` passes them on to the record of cache misses.
         """
@@ -481,7 +481,7 @@ class RejoiningResponse(FollowingResponse):
 
 
 class _WatchedSend:
-    """An ASGI `send` that forwards messages to a client, and tracks whether the body is complete."""
+    """An ASGI `send` that forwards messages to a client and tracks whether the body is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -136,6 +136,7 @@ def is_loopback(name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _address(name: str) -> Address | None:
+    """The IP address that a name is, without a zone; None for any other name."""
     try:
         return None if "%" in name else ipaddress.ip_address(name)
     except ValueError:

@@ -230,12 +230,12 @@ def _url(host: str, port: int, *, scheme: str) -> str:
 
 def _bind_error(error: OSError, settings: ServerSettings, *, url: str) -> ConfigError:
     """The error to show if the socket cannot be bound. url: what would have been served there."""
-    where = f"port {settings.port} on {settings.host}"
+    address = f"port {settings.port} on {settings.host}"
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(host=settings.host, port=settings.port, url=url)
     if error.errno == errno.EACCES:
-        return ConfigError(f"this user may not use {where}; choose a port from 1024 up (--port)")
-    return ConfigError(f"cannot listen on {where}: {error.strerror}")
+        return ConfigError(f"this user may not use {address}; choose a port from 1024 up (--port)")
+    return ConfigError(f"cannot listen on {address}: {error.strerror}")
 
 
 class ServerCertificate:

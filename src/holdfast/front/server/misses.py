@@ -292,22 +292,22 @@ def _closest(prompts: deque[_Prompt], prompt: _Prompt) -> _Prompt:
     next item; the latest of several.
     """
 
-    def likeness(other: _Prompt) -> tuple[int, int]:
+    def similarity(other: _Prompt) -> tuple[int, int]:
         equal_items = _equal_items(other, prompt)
         # the first items that differ; empty at the end of a prompt
         ours, theirs = (_parts(each, equal_items, equal_items + 1) for each in (prompt, other))
         characters = common_length(ours[0].text, theirs[0].text) if ours and theirs else 0
         return equal_items, characters
 
-    return max(reversed(prompts), key=likeness, default=_Prompt())
+    return max(reversed(prompts), key=similarity, default=_Prompt())
 
 
 def _equal_items(one: _Prompt, other: _Prompt) -> int:
-    """With how many equal items both prompts begin."""
+    """The number of equal items with which both prompts begin."""
     if _is_continued(one, other):
         return len(one.items)
     pairs = enumerate(zip(one.items, other.items, strict=False))
-    return next((at for at, (ours, theirs) in pairs if ours != theirs), len(other.items))
+    return next((index for index, (ours, theirs) in pairs if ours != theirs), len(other.items))
 
 
 def _bytes_of(item: Any) -> int:
@@ -370,7 +370,7 @@ def lost_tokens(explanation: Explanation, earlier: Parts, parts: Parts) -> int:
 def _first_difference(earlier: Parts, parts: Parts) -> int | None:
     """The index of the first part that differs; None if one prompt only continues the other."""
     pairs = enumerate(zip(earlier, parts, strict=False))
-    return next((index for index, (before, now) in pairs if before != now), None)
+    return next((index for index, (cached, now) in pairs if cached != now), None)
 
 
 def _repeated_characters(earlier: Parts, parts: Parts) -> int:
@@ -389,25 +389,25 @@ def change_between(earlier: Parts, parts: Parts) -> TextChange | None:
     index = _first_difference(earlier, parts)
     if index is None:
         return None
-    before, now = earlier[index], parts[index]
+    cached, now = earlier[index], parts[index]
     if now.text and now.text in {part.text for part in earlier[index + 1 :]}:
-        return _whole_part(before, "left_out")
-    if before.text and before.text in {part.text for part in parts[index + 1 :]}:
+        return _whole_part(cached, "left_out")
+    if cached.text and cached.text in {part.text for part in parts[index + 1 :]}:
         return _whole_part(now, "added")
-    if before.name == now.name:
-        return _changed_line(before, now)
-    if before.name == _SYSTEM_PROMPT:
-        return _whole_part(before, "left_out")
+    if cached.name == now.name:
+        return _changed_line(cached, now)
+    if cached.name == _SYSTEM_PROMPT:
+        return _whole_part(cached, "left_out")
     if now.name == _SYSTEM_PROMPT:
         return _whole_part(now, "added")
-    is_tool = _TOOL in before.name + now.name
+    is_tool = _TOOL in cached.name + now.name
     place = "the list of tools" if is_tool else now.name
     return TextChange(
         kind="changed",
         summary=f"{_capital(place)} changed.",
         place=place,
         before="",
-        cached=_line(before.text, 0, 0),
+        cached=_line(cached.text, 0, 0),
         now=_line(now.text, 0, 0),
     )
 
@@ -443,8 +443,8 @@ def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
     lines_before = text[:begin].splitlines()
     place = f"line {len(lines_before) + 1} of {part.name}"
     kind, lines = _kind_of(cached[begin:], text[begin:])
-    shown = (_line(cached, begin, at), _line(text, begin, at))
-    changed = {"added": shown[1:], "left_out": shown[:1], "changed": shown}[kind]
+    lines_shown = (_line(cached, begin, at), _line(text, begin, at))
+    changed = {"added": lines_shown[1:], "left_out": lines_shown[:1], "changed": lines_shown}[kind]
     is_one_image = lines == 1 and images.issuperset(changed)
     if is_one_image:
         place = f"image {sum(line in images for line in lines_before) + 1} of {part.name}"
@@ -459,8 +459,8 @@ def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
         summary=summary,
         place=place,
         before="\n".join(line[:LONGEST_LINE] for line in lines_before[-LINES_BEFORE:]),
-        cached="" if kind == "added" else shown[0],
-        now="" if kind == "left_out" else shown[1],
+        cached="" if kind == "added" else lines_shown[0],
+        now="" if kind == "left_out" else lines_shown[1],
     )
 
 
@@ -481,9 +481,13 @@ def _line(text: str, begin: int, at: int) -> str:
     """The line that begins at `begin`, cut around position `at` if it is too long to show."""
     end = text.find("\n", begin)
     end = len(text) if end < 0 else end
-    first = max(begin, at - LONGEST_LINE // 3)
-    last = min(end, first + LONGEST_LINE)
-    return ("…" if first > begin else "") + text[first:last] + ("…" if last < end else "")
+    shown_begin = max(begin, at - LONGEST_LINE // 3)
+    shown_end = min(end, shown_begin + LONGEST_LINE)
+    return (
+        ("…" if shown_begin > begin else "")
+        + text[shown_begin:shown_end]
+        + ("…" if shown_end < end else "")
+    )
 
 
 def _text_of(message: dict[str, Any]) -> tuple[str, tuple[str, ...]]:

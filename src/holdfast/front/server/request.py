@@ -102,6 +102,7 @@ def _window_bits(coding: str, beginning: bytes) -> int:
 
 
 def _damaged(coding: str, why: str) -> RequestRefused:
+    """The error for a body that cannot be decompressed."""
     return invalid_field(
         "content-encoding",
         f"the body is not valid {coding} data",
@@ -147,13 +148,16 @@ def validated(model: type[M], content: Mapping[str, Any]) -> M:
         raise _refusal(_first_fault(error)) from None
 
 
-def number_in(query: Mapping[str, str], name: str, least: int, most: int) -> int | None:
-    """A whole number of a query; None if it is missing. Raises RequestRefused."""
+def number_in(query: Mapping[str, str], name: str, lowest: int, highest: int) -> int | None:
+    """The whole number that a query has under this name; None if it is missing.
+
+    Raises RequestRefused if it is not a number from `lowest` to `highest`.
+    """
     text = query.get(name)
     if text is None:
         return None
-    if not (_DIGITS.fullmatch(text) and least <= int(text) <= most):
-        raise invalid_field(name, f"must be a number from {least} to {most}")
+    if not (_DIGITS.fullmatch(text) and lowest <= int(text) <= highest):
+        raise invalid_field(name, f"must be a number from {lowest} to {highest}")
     return int(text)
 
 

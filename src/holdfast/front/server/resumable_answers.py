@@ -236,7 +236,7 @@ class EventLog:
         return self._read(cursor, number)
 
     async def _read(self, cursor: LogCursor, number: int) -> AsyncIterator[bytes]:
-        """Yield what `events_after` promises, and advance `cursor`, which belongs to this reader."""
+        """Yield what `events_after` promises, and advance this reader's `cursor`."""
         yield b""
         while True:
             changed = self._changed
@@ -305,7 +305,7 @@ class ResumableAnswer(EventLog):
         self.clients = 1  # connected clients: of the original request and of its retries
         self.buffered = BufferedEvents.ALL
         self.buffered_bytes = 0  # size of the buffered events
-        # set when the answer has no client and no retry can get it; its generation is then cancelled
+        # set when the answer has no client and no retry can get it, which ends its generation
         self.discarded = asyncio.Event()
         self.generation_ended = asyncio.Event()
         # generating it again would give the same answer
@@ -422,7 +422,8 @@ class ResumableAnswers:
     def claim(self, identity: RequestIdentity) -> ResumableAnswer | None:
         """Find the existing answer that a request gets, and add a client to it.
 
-        Returns None if the request needs a new answer. The caller must call `client_left` in the end.
+        Returns None if the request needs a new answer. Otherwise, the caller must call
+        `client_left` in the end.
         """
         candidates = self._by_head.get(identity.head, ())
         matching = (
@@ -570,7 +571,7 @@ class ResumableAnswers:
         can want the event any more.
 
         First discards complete answers without a client, then frees what clients have read, of this
-        answer and of others. If that is not enough, the answer ends with an error for its followers.
+        answer and of others. If that is not enough, the answer ends with an error for followers.
         """
         for complete_answer in self._evictable():
             if self.buffered_bytes + size <= self._most_bytes:
@@ -638,6 +639,7 @@ class ResumableAnswers:
                 del self._by_head[answer.identity.head]
 
     def _drop_events(self, answer: ResumableAnswer) -> None:
+        """Free all buffered events of an answer, and buffer no more."""
         self.buffered_bytes -= answer.buffered_bytes
         answer.buffered_bytes = 0
         answer.buffered = BufferedEvents.NONE

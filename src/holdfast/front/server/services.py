@@ -239,8 +239,8 @@ def model_of(services: Services, name: str | None) -> str:
     """The id of the model that a client names, with the adapter if the name includes one; without a
     name, the first model.
 
-    An alias of `server.model_aliases` has the form `PATTERN=MODEL`; without MODEL, it stands for the
-    first model. A name that no model or alias has is returned unchanged.
+    An alias of `server.model_aliases` has the form `PATTERN=MODEL`; without MODEL, it stands for
+    the first model. A name that no model or alias has is returned unchanged.
     """
     if name is None:
         return first_model(services)

@@ -1,4 +1,4 @@
-"""The streams of answers: opened, merged, limited in time, and cancelled when the client disconnects.
+"""The streams of answers: opened, merged, limited in time, and cancelled if the client disconnects.
 
 Here a stream yields the events of an answer. An answer to several prompts has one stream for each,
 which are merged into one.
@@ -90,8 +90,8 @@ class MergedStream:
         """streams: one for each prompt. choices: the number of answers to each prompt."""
         self._streams = streams
         self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
-        # tokens of earlier answers that the prompts contain exactly as they were generated, and those
-        # that the chat template left out
+        # tokens of earlier answers that the prompts contain exactly as they were generated, and
+        # those that the chat template left out
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)
         self.sampling = streams[0].sampling
@@ -110,8 +110,8 @@ class MergedStream:
         self._has_room = asyncio.Event()  # set while nothing waits to be read
         self._has_room.set()
         self._readers = [
-            asyncio.create_task(self._read(stream, place * choices))
-            for place, stream in enumerate(streams)
+            asyncio.create_task(self._read(stream, prompt_index * choices))
+            for prompt_index, stream in enumerate(streams)
         ]
         self._unfinished = len(streams)  # answers that have not ended
         for reader in self._readers:
@@ -153,8 +153,8 @@ class MergedStream:
 
     def end_thoughts(self) -> bool:
         """End the reasoning of all answers. Returns whether the model supports that."""
-        ended = [stream.end_thoughts() for stream in self._streams]
-        return all(ended)
+        were_supported = [stream.end_thoughts() for stream in self._streams]
+        return all(were_supported)
 
     async def aclose(self) -> None:
         """Cancel all answers that are still running."""
@@ -203,6 +203,7 @@ class TimeLimit:
         return aiter(stream) if self._ends_at is None else self._limited(aiter(stream))
 
     async def _limited(self, events: AsyncIterator[OutputEvent]) -> AsyncIterator[OutputEvent]:
+        """Pass on events until they end or the deadline comes, even while none arrives."""
         while True:
             async with self.enforced():
                 event = await anext(events, None)
