@@ -330,8 +330,8 @@ class CompletionRequest(GenerationFields, FormatFields):
             raise invalid_field("prompt", f"at most {most_answers} prompts, got {prompts}")
         if prompts * self.choices > most_answers:
             reason = (
-                f"at most {most_answers} answers per request, but {prompts} prompts with {self.choices} "
-                "answers each were requested"
+                f"at most {most_answers} answers per request, but {prompts} prompts with "
+                f"{self.choices} answers each were requested"
             )
             raise invalid_field("n", reason)
 

@@ -384,8 +384,8 @@ def _key_refusal(headers: dict[bytes, bytes]) -> RequestRefused:
     if not keys and b"authorization" in headers:  # often the key alone, or an unset variable
         fault = "the header authorization does not have the form Bearer KEY"
     message = (
-        f"Incorrect API key provided: {fault}. Send the key as Authorization: Bearer KEY, x-api-key "
-        "or api-key."
+        f"Incorrect API key provided: {fault}. Send the key as Authorization: Bearer KEY, "
+        "x-api-key or api-key."
     )
     return RequestRefused(message, status=401, code="invalid_api_key")
 
