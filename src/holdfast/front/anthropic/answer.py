@@ -373,7 +373,7 @@ class MessagesAnswer(AnswerFormat):
             signature_event = self._delta(b"signature_delta", b"signature", signature)
             fields = {"thinking": "" if self._hides_thinking else text, "signature": signature}
         elif self._open_block != "text":
-            fields = {"input": _input(text, is_complete=is_complete)}
+            fields = {"input": _call_input(text, is_complete=is_complete)}
         self._content[-1] = msgspec.structs.replace(self._content[-1], **fields)
         self._pieces.clear()
         self._open_block = None
@@ -406,7 +406,7 @@ def _block_of(event: OutputDelta) -> OpenBlock | None:
     return event.call
 
 
-def _input(arguments: str, *, is_complete: bool) -> msgspec.Raw:
+def _call_input(arguments: str, *, is_complete: bool) -> msgspec.Raw:
     """Return the arguments of a call. If the call was cut off, return the part that is JSON, as
     clients that read streams do.
     """

@@ -284,11 +284,11 @@ async def get_response(request: Request, services: Services) -> Response:
         return _json(_response_fields(record, seal=_context(request, services).seal.encrypt))
     _refuse_if_running(record)
     events = await _call(request, services, "response", ResponseFile.events)
-    if not events:
+    if not events:  # only the final state was stored
         return Response(_last_event(record, number=after + 1), media_type=_EVENT_STREAM)
     frames = [frame + b"\n\n" for frame in events.split(b"\n\n")[:-1]]
-    later = b"".join([frame for frame in frames if _number_of(frame) > after])
-    return Response(later, media_type=_EVENT_STREAM)
+    later_frames = b"".join([frame for frame in frames if _number_of(frame) > after])
+    return Response(later_frames, media_type=_EVENT_STREAM)
 
 
 @operation("DELETE", _RESPONSE, _query_shape(), returns(Deleted))
@@ -451,6 +451,7 @@ async def _call(
 
 
 def _key(request: Request, services: Services, kind: Kind) -> RecordKey:
+    """The key of the record that the path names, among those of the client's tenant."""
     return RecordKey(_context(request, services).tenant, request.path_params[f"{kind}_id"], kind)
 
 

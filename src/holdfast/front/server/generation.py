@@ -117,6 +117,7 @@ class GenerationResponse(Response):
     ) -> None:
         """Raises RequestRefused for an invalid time limit.
 
+        answer_record: times and counts of the answer, begun when the request arrived.
         identity: identifies retries of the request; None: no other request gets this answer.
         """
         super().__init__()
@@ -152,7 +153,7 @@ class GenerationResponse(Response):
                 services.access.concurrency.counted(self._caller, choices, limits=services.limits)
             )
             self._active = active
-            services.answers.resumable.pause_lost()
+            services.answers.resumable.pause_lost()  # this answer has a client, so it goes first
             if self._identity is not None:
                 plan = (self._requests, self._format)
                 self._resumable = services.answers.resumable.begin(self._identity, plan, record)
@@ -503,7 +504,7 @@ class _WatchedSend:
         """
         problem = replace(problem_of(stop_error), request_id=record.request_id)
         record_problem(record, problem, stop_error)
-        if not record.has_status:
+        if not record.has_status:  # no header was sent
             raise stop_error from None
         if not self._has_ended:  # only a stream can be interrupted midway
             body = answer_format.error_event(problem)
@@ -535,7 +536,7 @@ def client_left(
     is_wanted = services.answers.resumable.client_left(
         answer, services.server, has_all=has_all, is_stopping=is_stopping
     )
-    if services.answers.active.has_clients:
+    if services.answers.active.has_clients:  # their answers go first
         services.answers.resumable.pause_lost()
     return is_wanted
 
@@ -632,7 +633,7 @@ class _PrefillResponse(Response):
             self.init_headers()
             await super(_PrefillResponse, self).__call__(scope, receive, send)
 
-        self._services.answers.resumable.pause_lost()
+        self._services.answers.resumable.pause_lost()  # this answer has a client, so it goes first
         with self._services.answers.active.registered(record) as active:
             try:
                 record.is_aborted = not await run_unless_disconnected(receive, send_answer())

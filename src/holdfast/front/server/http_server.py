@@ -509,7 +509,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         """Timer: the time limit of a head is over."""
-        # These bytes are part of the next request; its time limit begins when this one is answered.
+        # While an answer is sent, what arrives is part of the next request, whose time limit begins
+        # when that answer is complete.
         if self.is_answering:
             self._start_timer(self._settings.head_seconds, self._head_is_late)
         elif self._is_idle:

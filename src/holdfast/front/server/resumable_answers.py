@@ -475,6 +475,7 @@ class ResumableAnswers:
     def mark_ended(self, answer: ResumableAnswer) -> None:
         """Note that the generation of an answer has ended, whether it is complete or not."""
         answer.generation_ended.set()
+        # has no effect if the answer has ended already, as a complete or refused one has
         answer.end(GenerationFailed("the request failed; the server's log has the details"))
         if answer.error is not None:
             self._discard(answer)
