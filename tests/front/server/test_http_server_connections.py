@@ -329,9 +329,9 @@ def test_each_address_is_logged_once_a_minute_in_bounded_memory(
 
 def test_addresses_are_counted_separately() -> None:
     addresses = ConnectionCounter(1)
-    addresses.opened("a")
+    addresses.count_opened("a")
     assert (addresses.has_room("a"), addresses.has_room("b")) == (False, True)
-    addresses.closed("a")
+    addresses.count_closed("a")
     assert addresses.has_room("a")
 
 

@@ -356,7 +356,7 @@ async def test_a_lost_answer_keeps_no_body_of_an_earlier_answer() -> None:
 
 async def test_a_slow_follower_is_told_that_its_answer_was_dropped() -> None:
     held = ResumableAnswers(most_bytes=1500)
-    identity = RequestIdentity(b"a", has_key=True)
+    identity = RequestIdentity(b"a", has_idempotency_key=True)
     made = held.begin(identity, plan(), record())
     made.mark_accepted(ScriptedStream((), lambda: None))
     assert held.claim(identity) is made
@@ -371,7 +371,7 @@ async def test_a_slow_follower_is_told_that_its_answer_was_dropped() -> None:
 
 async def test_a_fast_follower_gets_an_answer_larger_than_the_limit() -> None:
     held = ResumableAnswers(most_bytes=1500)
-    identity = RequestIdentity(b"a", has_key=True)
+    identity = RequestIdentity(b"a", has_idempotency_key=True)
     made = held.begin(identity, plan(), record())
     made.mark_accepted(ScriptedStream((), lambda: None))
     assert held.claim(identity) is made
@@ -828,7 +828,9 @@ def test_any_client_behaviour_keeps_counts_right_and_answers_unshared(
 
         for act, which, flag in acts:
             chosen = made[which % len(made)] if made else None
-            identity = RequestIdentity(b"%d" % which, sender=str(which % 2), has_key=flag)
+            identity = RequestIdentity(
+                b"%d" % which, sender=str(which % 2), has_idempotency_key=flag
+            )
             if act == "begin":
                 made.append(held.begin(identity, plan(), record()))
                 with_first_client.add(made[-1])

@@ -331,11 +331,11 @@ class ConnectionCounter:
         """Whether an address may open one more connection."""
         return self._open[address] < self._max_connections or is_trusted(address, self._trusted)
 
-    def opened(self, address: str) -> None:
+    def count_opened(self, address: str) -> None:
         """Count a new connection."""
         self._open[address] += 1
 
-    def closed(self, address: str) -> None:
+    def count_closed(self, address: str) -> None:
         """Count a closed connection."""
         self._open[address] -= 1
         if self._open[address] <= 0:
@@ -403,7 +403,7 @@ class BoundedProtocol(HttpToolsProtocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
         self._address = self.client[0] if self.client else ""
         if self._connections_by_address.has_room(self._address):
-            self._connections_by_address.opened(self._address)
+            self._connections_by_address.count_opened(self._address)
             self._is_counted = True
             self._start_timer(self._settings.head_seconds, self._head_is_late)
         else:
@@ -420,7 +420,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_stall_timer()
         if self._is_counted:
             self._is_counted = False
-            self._connections_by_address.closed(self._address)
+            self._connections_by_address.count_closed(self._address)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

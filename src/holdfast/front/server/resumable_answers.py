@@ -56,7 +56,7 @@ class RequestIdentity:
     since then the answer may be kept for long.
     """
 
-    __slots__ = ("_body", "_digest", "attempt", "has_key", "head", "sender")
+    __slots__ = ("_body", "_digest", "attempt", "has_idempotency_key", "head", "sender")
 
     def __init__(
         self,
@@ -64,19 +64,19 @@ class RequestIdentity:
         body: bytes = b"",
         *,
         sender: str = "",
-        has_key: bool = False,
+        has_idempotency_key: bool = False,
         attempt: int | None = None,
     ) -> None:
         """head: a hash of everything except the body, with the `Idempotency-Key` if there is one.
-        sender: the sender's key or address. has_key: whether the request has an `Idempotency-Key`.
+        sender: the sender's key or address.
         attempt: the number of the attempt, from 0; None: the client does not number its attempts.
         """
         # equal in equal identities; serves to look them up without a hash of the body
-        self.head = (head, len(body), sender, has_key)
+        self.head = (head, len(body), sender, has_idempotency_key)
         self._body: bytes | None = body
         self._digest = b""
         self.sender = sender
-        self.has_key = has_key
+        self.has_idempotency_key = has_idempotency_key
         self.attempt = attempt
 
     def __hash__(self) -> int:
@@ -92,7 +92,7 @@ class RequestIdentity:
     @property
     def is_retry(self) -> bool:
         """Whether the request says that it is a retry."""
-        return self.has_key or (self.attempt or 0) >= 1
+        return self.has_idempotency_key or (self.attempt or 0) >= 1
 
     def free_body(self) -> None:
         """Keep only a hash of the body. Comparisons with other identities still work."""
@@ -116,8 +116,8 @@ async def identity_of(
     An answer cannot be shared if lost answers are not kept and the request has no
     `Idempotency-Key`.
     """
-    has_key = IDEMPOTENCY_HEADER in request.headers
-    if not has_key and not settings.reconnect_seconds:
+    has_idempotency_key = IDEMPOTENCY_HEADER in request.headers
+    if not has_idempotency_key and not settings.reconnect_seconds:
         return None
     caller = caller_of(request)
     headers = [
@@ -137,7 +137,7 @@ async def identity_of(
         hashlib.blake2b(head.encode("utf-8", "surrogateescape"), digest_size=32).digest(),
         body,
         sender=sender,
-        has_key=has_key,
+        has_idempotency_key=has_idempotency_key,
         attempt=int(attempt) if is_number else None,
     )
     if len(body) > _LARGE_BODY_BYTES:
@@ -328,14 +328,14 @@ class ResumableAnswer(EventLog):
         self._stream = stream
         self._is_repeatable = self._is_repeatable or stream.sampling.temperature == 0
         numbers_attempts = self.identity.attempt is not None
-        if not (self._is_repeatable or self.identity.has_key or numbers_attempts):
+        if not (self._is_repeatable or self.identity.has_idempotency_key or numbers_attempts):
             self.buffered = BufferedEvents.NONE
 
     def can_serve(self, request: RequestIdentity) -> bool:
         """Whether an identical request may get this answer."""
         if self.buffered is not BufferedEvents.ALL:
             return False
-        if request.has_key:
+        if request.has_idempotency_key:
             return True
         return self.clients == 0 and (self._is_repeatable or request.is_retry)
 
@@ -460,7 +460,7 @@ class ResumableAnswers:
         can_be_claimed = (
             answer.buffered is BufferedEvents.ALL and answer.error is None and answer.is_accepted
         )
-        is_done = has_all and not answer.identity.has_key
+        is_done = has_all and not answer.identity.has_idempotency_key
         if is_stopping or is_done or not can_be_claimed or not settings.reconnect_seconds:
             self._discard(answer)
             return False
