@@ -387,11 +387,11 @@ def shown_item(item: Item) -> Item:
 
 def with_sealed_thought(item: Item, seal: Callable[[str], str]) -> Item:
     """Return a stored item in the form for a client that asked for encrypted thoughts."""
-    shown = shown_item(item)
+    client_item = shown_item(item)
     thought = ""
     if item["type"] == "reasoning":
         thought = item.get(_THOUGHT) or _thought_in(item)
-    return {"encrypted_content": seal(thought), **shown} if thought else shown
+    return {"encrypted_content": seal(thought), **client_item} if thought else client_item
 
 
 def as_input(items: Iterable[Item]) -> list[Any]:

@@ -339,14 +339,14 @@ async def list_input_items(request: Request, services: Services) -> Response:
 async def create_conversation(request: Request, services: Services) -> Response:
     """Create a conversation."""
     body = await _read_body_as(ConversationOpening, request, services, if_empty=b"{}")
-    conversation = ConversationObject(
+    new_conversation = ConversationObject(
         id=f"conv_{uuid.uuid4().hex}", created_at=int(time.time()), metadata=body.metadata or {}
     )
-    key = RecordKey(_context(request, services).tenant, conversation.id, "conversation")
+    key = RecordKey(_context(request, services).tenant, new_conversation.id, "conversation")
     items = _checked_items(body.items or [])
-    fields = msgspec.to_builtins(conversation)
+    fields = msgspec.to_builtins(new_conversation)
     await services.answers.responses.call(ResponseFile.put, key, fields, items=items)
-    return json_response(conversation)
+    return json_response(new_conversation)
 
 
 @operation("GET", _CONVERSATION, _query_shape(), returns(ConversationObject))

@@ -411,7 +411,9 @@ class FollowingResponse(Response):
     def __init__(
         self, events: AsyncIterator[bytes], answer_format: StreamFormat, *, streams: bool = True
     ) -> None:
-        """events: the events to send; the first one is the opening, which may be empty."""
+        """events: the events to send; the first one is the opening, which may be empty.
+        streams: whether to send them as a stream, and not in one piece.
+        """
         super().__init__()
         self._events = events
         self._format = answer_format

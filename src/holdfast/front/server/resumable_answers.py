@@ -298,8 +298,9 @@ class ResumableAnswer(EventLog):
         super().__init__()
         self.identity = identity
         requests, self.format = plan
+        # whether the events are sent as a stream, or in one piece
         self.streams = any(request.streams for request in requests)
-        self.choices = sum(request.choices for request in requests)
+        self.choices = sum(request.choices for request in requests)  # of all prompts
         self.model = record.model
         self.request_id = record.request_id
         self.clients = 1  # connected clients: of the original request and of its retries

@@ -70,7 +70,7 @@ class ActiveRequest:
             return "abandoned"
         if self.followed_answer is not None:
             return "writing" if self.followed_answer.next_place else "reading"
-        if self.record.answer is None:
+        if self.record.answer is None:  # no model has accepted it; embeddings are shown as reading
             return "waiting" if self.record.generation is not None else "reading"
         return "reading" if self.record.answer.first_text_at is None else "writing"
 
