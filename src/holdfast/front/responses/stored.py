@@ -271,7 +271,7 @@ async def get_response(request: Request, services: Services) -> Response:
     streams = _boolean_in(query, "stream")
     starting_after = number_in(query, "starting_after", 0, INT64_MAX)
     after = -1 if starting_after is None else starting_after
-    run = _run(request, services)
+    run = _response_run(request, services)
     if run is not None:
         if streams:
             return FollowingResponse(run.events_after(after), run.answer_format)
@@ -280,10 +280,12 @@ async def get_response(request: Request, services: Services) -> Response:
     if not streams:
         included = (*query.getlist("include[]"), *query.getlist("include"))
         if "reasoning.encrypted_content" not in included:
-            return _json(_response_fields(record))
-        return _json(_response_fields(record, seal=_context(request, services).seal.encrypt))
+            return _fields_response(_response_fields(record))
+        return _fields_response(
+            _response_fields(record, seal=_context(request, services).seal.encrypt)
+        )
     _refuse_if_running(record)
-    events = await _call(request, services, "response", ResponseFile.events)
+    events = await _call_store(request, services, "response", ResponseFile.events)
     if not events:  # only the final state was stored
         return Response(_last_event(record, number=after + 1), media_type=_EVENT_STREAM)
     frames = [frame + b"\n\n" for frame in events.split(b"\n\n")[:-1]]
@@ -297,8 +299,8 @@ async def delete_response(request: Request, services: Services) -> Response:
 
     Responses that continue the deleted response can no longer be continued.
     """
-    run = _run(request, services)
-    await _call(request, services, "response", ResponseFile.delete)
+    run = _response_run(request, services)
+    await _call_store(request, services, "response", ResponseFile.delete)
     key = _key(request, services, "response")
     services.answers.resumable.named.pop(key, None)
     if run is not None and run.body.background:
@@ -309,7 +311,7 @@ async def delete_response(request: Request, services: Services) -> Response:
 @operation("POST", _RESPONSE + "/cancel", _query_shape(), returns(ResponseObject))
 async def cancel_response(request: Request, services: Services) -> Response:
     """End a response that runs in the background. A finished response does not change."""
-    run = _run(request, services)
+    run = _response_run(request, services)
     if run is not None and run.body.background:
         run.stop()
         return json_response(run.answer_format.response)
@@ -320,7 +322,7 @@ async def cancel_response(request: Request, services: Services) -> Response:
             field="response_id",
         )
     _refuse_if_running(record)
-    return _json(_response_fields(record))
+    return _fields_response(_response_fields(record))
 
 
 @operation("GET", _RESPONSE + "/input_items", _query_shape(*_PAGE_PARAMETERS), returns(ItemList))
@@ -364,14 +366,14 @@ async def update_conversation(request: Request, services: Services) -> Response:
     stored = await _conversation_object(request, services)
     changed = msgspec.structs.replace(stored, metadata=body.metadata or {})
     fields = msgspec.to_builtins(changed)
-    await _call(request, services, "conversation", ResponseFile.change, fields)
+    await _call_store(request, services, "conversation", ResponseFile.change, fields)
     return json_response(changed)
 
 
 @operation("DELETE", _CONVERSATION, _query_shape(), returns(Deleted))
 async def delete_conversation(request: Request, services: Services) -> Response:
     """Delete a conversation and its items. Responses that continued the conversation are kept."""
-    await _call(request, services, "conversation", ResponseFile.delete)
+    await _call_store(request, services, "conversation", ResponseFile.delete)
     deleted_id = request.path_params["conversation_id"]
     return json_response(Deleted(id=deleted_id, object="conversation.deleted"))
 
@@ -387,7 +389,7 @@ async def create_conversation_items(request: Request, services: Services) -> Res
     """Add items to a conversation."""
     body = await _read_body_as(ConversationAddition, request, services)
     items = _checked_items(body.items)
-    await _call(request, services, "conversation", ResponseFile.append, items)
+    await _call_store(request, services, "conversation", ResponseFile.append, items)
     return _item_list(items)
 
 
@@ -403,9 +405,9 @@ async def list_conversation_items(request: Request, services: Services) -> Respo
 async def get_conversation_item(request: Request, services: Services) -> Response:
     """Return an item of a conversation."""
     item_id = request.path_params["item_id"]
-    for item in reversed(await _call(request, services, "conversation", ResponseFile.items)):
+    for item in reversed(await _call_store(request, services, "conversation", ResponseFile.items)):
         if item["id"] == item_id:
-            return _json(shown_item(item))
+            return _fields_response(shown_item(item))
     raise _not_found("item", item_id)
 
 
@@ -415,7 +417,7 @@ async def get_conversation_item(request: Request, services: Services) -> Respons
 async def delete_conversation_item(request: Request, services: Services) -> Response:
     """Delete an item of a conversation."""
     item_id = request.path_params["item_id"]
-    if not await _call(request, services, "conversation", ResponseFile.delete_item, item_id):
+    if not await _call_store(request, services, "conversation", ResponseFile.delete_item, item_id):
         raise _not_found("item", item_id)
     return json_response(await _conversation_object(request, services))
 
@@ -436,7 +438,7 @@ OPERATIONS = (
 )
 
 
-async def _call(
+async def _call_store(
     request: Request, services: Services, kind: Kind, method: Callable[..., Any], *args: Any
 ) -> Any:
     """Call a method of ResponseFile with the key of the record that the path names.
@@ -459,7 +461,7 @@ def _context(request: Request, services: Services) -> RequestContext:
     return context_of(request, services, cache_salt=request.query_params.get("cache_salt"))
 
 
-def _run(request: Request, services: Services) -> ResponseRun | None:
+def _response_run(request: Request, services: Services) -> ResponseRun | None:
     """The response that the path names; None unless this server generates it, or could not store
     its end.
     """
@@ -468,12 +470,12 @@ def _run(request: Request, services: Services) -> ResponseRun | None:
 
 
 async def _response_record(request: Request, services: Services) -> StoredRecord:
-    record: StoredRecord = await _call(request, services, "response", ResponseFile.record)
+    record: StoredRecord = await _call_store(request, services, "response", ResponseFile.record)
     return record
 
 
 async def _conversation_object(request: Request, services: Services) -> ConversationObject:
-    record = await _call(request, services, "conversation", ResponseFile.record)
+    record = await _call_store(request, services, "conversation", ResponseFile.record)
     return msgspec.convert(record.body, ConversationObject)
 
 
@@ -484,7 +486,7 @@ async def _item_page(request: Request, services: Services, kind: Kind) -> Respon
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise invalid_field("order", "must be asc or desc")
-    items = await _call(request, services, kind, ResponseFile.items)
+    items = await _call_store(request, services, kind, ResponseFile.items)
     if order == "desc":
         items.reverse()
     begin = 0
@@ -582,5 +584,6 @@ def _last_event(record: StoredRecord, *, number: int) -> bytes:
     return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), data)
 
 
-def _json(fields: Mapping[str, Any]) -> Response:
+def _fields_response(fields: Mapping[str, Any]) -> Response:
+    """The response whose body is these fields as JSON."""
     return Response(msgspec.json.encode(fields), media_type="application/json")
