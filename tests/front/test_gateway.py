@@ -637,6 +637,6 @@ async def test_a_session_can_be_closed_during_its_first_preparation(
     assert closed == [()]
     (submitted,) = engine.submitted
     assert (submitted.session_id, submitted.is_kept) == ("", not forget)
-    assert gateway._answers == {}
+    assert gateway._running_answers == {}
     with pytest.raises(SessionRefused):
         await gateway.sessions("toy", closing)

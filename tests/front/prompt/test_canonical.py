@@ -319,7 +319,7 @@ def test_a_later_turn_is_canonical_like_a_whole_conversation(
             made = []
             for forms, least in ((remembering, 0), (forgetful, 1 << 30)):
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(beginnings, "_LEAST_LENGTH", least)
+                    patch.setattr(beginnings, "_MIN_LENGTH", least)
                     patch.setattr(beginnings, "_END_LENGTH", 8)
                     made.append(
                         module.canonical(

@@ -113,7 +113,7 @@ STRICT = (
 
 def test_a_strict_template_without_system_role_still_serves_tools() -> None:
     template = ChatTemplate({"default": STRICT}, special_tokens={}).with_tool_habits(
-        ToolHabits(in_text=FORM)
+        ToolHabits(tools_in_text_format=FORM)
     )
     messages = (
         *conversation({"role": "system", "content": "Be kind."}),
