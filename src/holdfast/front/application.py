@@ -72,6 +72,9 @@ def _model_operations(protocols: Sequence[Dialect]) -> tuple[Operation, ...]:
     all_shapes = [dialect.models for dialect in protocols if dialect.models is not None]
 
     def shapes_for(request: Request) -> ModelShapes:
+        """The format of the client's protocol, if that protocol is enabled and has one, or the
+        first.
+        """
         client_shapes: ModelShapes | None = request.app.state.dialects.by_headers(
             request.headers
         ).models

@@ -346,7 +346,7 @@ class Gateway:
             )
             if layout_query is not None:
                 self._image_layouts.learn(await client.call(layout_query), model=model)
-        return self._image_layouts.known(stored_prompt, model=model)
+        return self._image_layouts.prompt_and_layouts(stored_prompt, model=model)
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
         """The threads that prepare the requests of a model. They are started when first needed."""
@@ -441,7 +441,7 @@ class GenerationStream:
             for index, source in enumerate(sources)
         ]
         self._running = self._choices  # the choices that have not ended
-        self._thought_end = prepared.thought_end
+        self._thought_end = prepared.thought_end  # budget that ends a thought immediately
         self._unreturned: deque[OutputEvent] = deque()  # read, but not returned yet
         self._closed = False
         self._resources = AsyncExitStack()  # released when the stream ends
@@ -567,6 +567,7 @@ class GenerationStream:
         return msgspec.structs.replace(event, index=choice.index) if choice.index else event
 
     def _end_thought(self, choice: _Choice, *, by: ThoughtEnder) -> None:
+        """End the thought of a choice, unless it was ended before, or no marker ends thoughts."""
         if self._thought_end is None or choice.thought_ended_by is not None or choice.text.is_done:
             return
         choice.thought_ended_by = by

@@ -217,6 +217,7 @@ async def _encode_conversation(
 
 
 def _token_piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:
+    """A token with its text, or with its bytes if they are not valid UTF-8."""
     token_bytes = tokenizer.pieces.all_bytes(token_id)
     try:
         piece: Any = token_bytes.decode()

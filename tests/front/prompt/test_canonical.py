@@ -138,7 +138,7 @@ def test_forms_are_remembered_within_bounds() -> None:
 def test_empty_arguments_take_room_too() -> None:
     forms = FirstForms(max_bytes=10_000)
     for number in range(1000):
-        forms.arguments("", call_id=f"call_{number}")
+        forms.remember_arguments("", call_id=f"call_{number}")
     assert len(forms._forms._entries) < 100
 
 

@@ -90,6 +90,7 @@ class DaemonThreads(Executor):
                 self._tasks.put(None)
 
     def _run(self) -> None:
+        """Carry out tasks until None comes. Runs on each of the threads."""
         while task := self._tasks.get():
             future, work = task
             if future.set_running_or_notify_cancel():
@@ -122,6 +123,7 @@ def is_public(address: _Address) -> bool:
 
 
 def _own_addresses() -> set[_Address]:
+    """The addresses of this machine's network interfaces, some of which may be public."""
     return {
         ipaddress.ip_address(each.address.partition("%")[0])
         for interface in psutil.net_if_addrs().values()
@@ -226,7 +228,9 @@ class _SocketDeadline:
                 self._sock.close()
 
     def watch_socket(self, sock: socket.socket) -> socket.socket:
-        """Shut this socket down, in place of an earlier one."""
+        """Close or shut down this socket from now on, in place of an earlier one. Raises
+        TimeoutError if the deadline has passed.
+        """
         with self._lock:
             self._sock = sock
             if self._is_over:
@@ -234,6 +238,7 @@ class _SocketDeadline:
         return sock
 
     def _shut_down(self) -> None:
+        """Shut the socket down, so that a thread that is blocked in it continues with an error."""
         with self._lock:
             self._is_over = True
             if self._sock is not None:

@@ -236,6 +236,7 @@ class ImageIntake:
         return _with_parts(prompt, part_of_image), remaining
 
     def _timeout_error(self) -> WorkerUnavailable:
+        """The error when the images were not stored in time."""
         return WorkerUnavailable(
             "the images of the request could not be fetched and kept within "
             f"{self._settings.check_seconds:g} s; please try again"
@@ -254,6 +255,7 @@ def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
 
 
 def _new(sources: Mapping[ImageSource, bool]) -> frozenset[ImageSource]:
+    """The images in the user's latest message."""
     return frozenset(source for source, is_new in sources.items() if is_new)
 
 

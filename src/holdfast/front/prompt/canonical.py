@@ -142,7 +142,7 @@ class FirstForms:
             arguments = self._first_arguments(arguments, normalized, call_id=call_id, tenant=tenant)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> None:
+    def remember_arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> None:
         """Remember the arguments of a new call (JSON text) as their first form."""
         normalized = canonical_arguments(arguments)
         self._first_arguments(arguments, normalized, call_id=call_id, tenant=tenant)
@@ -260,18 +260,16 @@ class _Beginning:
         if self._earlier is not None and self._earlier.value.depends_on == depends_on:
             earlier = self._earlier.value
             shared_count = bisect_right(earlier.ends, self._shared_bytes)
-            self.messages, self._ends = (
-                earlier.ready[:shared_count],
-                earlier.ends[:shared_count],
-            )
+            self.messages = earlier.ready[:shared_count]
+            self._ends = earlier.ends[:shared_count]
             self._sizes = earlier.sizes[:shared_count]
 
     def keep(self, ready: Sequence[ReadyMessage]) -> None:
         """Remember the conversation. ready: its messages, or the first ones.
 
         The packed conversation and the messages are counted, the latter as if `FirstForms` had
-        forgotten them, but not what is derived from them later (`made_once`). Later turns measure
-        only their new messages.
+        forgotten them, but not the values that are derived from them later. Later turns measure only
+        their new messages.
         """
         if not self._packed_messages:
             return
@@ -298,8 +296,8 @@ def canonical(
     *,
     guard: ControlGuard = _UNGUARDED,
     thought: tuple[str, str] = ("", ""),
-    parts_thoughts: bool = False,
-    past: PastAnswers | None = None,
+    moves_thoughts: bool = False,
+    past_answers: PastAnswers | None = None,
     template: ChatTemplate | None = None,
     field: str = "messages",
     tenant: str = "",
@@ -315,9 +313,9 @@ def canonical(
         that contains `<|im_end|>` would end its message. Afterwards, only the template writes
         control texts, with one exception: a message to be continued may begin with a thought.
     thought: the markers around a thought.
-    parts_thoughts: whether thoughts that clients send in the text of answers are moved to the
+    moves_thoughts: whether thoughts that clients send in the text of answers are moved to the
         reasoning field.
-    past: recalls the known answers, and adds the thoughts that the client left out.
+    past_answers: recalls the known answers, and adds the thoughts that the client left out.
     template: None: no messages for a template are made.
     field: the request field of the messages, for errors.
     """
@@ -326,12 +324,17 @@ def canonical(
         for tool in prompt.tools
     )
     found_functions = _functions_by_name(tools, prompt.found_tools)
-    past = past or PastAnswers(KnownAnswers())
+    past_answers = past_answers or PastAnswers(KnownAnswers())
     ready_message = partial(
-        _ready_message, forms=forms, known=past.known, guard=guard, thought=thought, tenant=tenant
+        _ready_message,
+        forms=forms,
+        known_answers=past_answers.known_answers,
+        guard=guard,
+        thought=thought,
+        tenant=tenant,
     )
-    new_ready_message = partial(ready_message, parts_thoughts=parts_thoughts)
-    depends_on = (guard, parts_thoughts)
+    new_ready_message = partial(ready_message, moves_thoughts=moves_thoughts)
+    depends_on = (guard, moves_thoughts)
     beginning = forms.beginning(
         () if found_functions else prompt.messages,
         depends_on=(*depends_on, template),
@@ -357,7 +360,7 @@ def canonical(
                 ready = ready._replace(adapted=template.adapted(ready.message, field=message_field))
             kept_messages.append(ready)
         canonical_message, adapted_message = ready.message, ready.adapted
-        if ready.answer is not None and (reasoning := past.recall(ready.answer)):
+        if ready.answer is not None and (reasoning := past_answers.recall(ready.answer)):
             canonical_message = {**canonical_message, REASONING_FIELDS[0]: guard(reasoning)}
             adapted_message = None
         messages.append(canonical_message)
@@ -388,21 +391,25 @@ def _ready_message(
     message: Any,
     *,
     forms: FirstForms,
-    known: KnownAnswers,
+    known_answers: KnownAnswers,
     guard: ControlGuard,
     thought: tuple[str, str],
     tenant: str,
-    parts_thoughts: bool = False,
+    moves_thoughts: bool = False,
     is_continued: bool = False,
 ) -> ReadyMessage:
-    """Bring a message into canonical form. The parameters are those of `canonical`."""
+    """Bring a message into canonical form, with control texts broken up.
+
+    thought: the markers around a thought. moves_thoughts: whether a thought in the text is moved to
+    the reasoning field. is_continued: whether the model is to continue this message.
+    """
     unguarded = _canonical_message(message, forms, tenant)
-    if parts_thoughts:
+    if moves_thoughts:
         unguarded = _with_separate_thought(unguarded, *thought)
     guarded = _guarded_message(unguarded, guard)
     if is_continued and thought[0]:
         guarded = _with_open_thought(guarded, unguarded, guard, *thought)
-    return ReadyMessage(guarded, known.sent(unguarded, tenant=tenant))
+    return ReadyMessage(guarded, known_answers.sent_answer(unguarded, tenant=tenant))
 
 
 def _with_definitions(message: Any, definitions: dict[str, Any]) -> Any:
@@ -422,6 +429,7 @@ def _with_definitions(message: Any, definitions: dict[str, Any]) -> Any:
 
 
 def _is_reference(part: Any) -> bool:
+    """Whether a content part refers to the tool that the model has searched for and found."""
     return (
         isinstance(part, dict)
         and part.get("type") == _REFERENCE
@@ -430,6 +438,9 @@ def _is_reference(part: Any) -> bool:
 
 
 def _definition(name: str, definitions: dict[str, Any]) -> dict[str, str]:
+    """The part that tells the model about a tool. Its definition is taken out of `definitions`, so
+    that it is written only once.
+    """
     text = f"The tool {name} can be called from now on."
     if name in definitions:
         text += f" This is its definition:\n{json.dumps(definitions.pop(name), ensure_ascii=False)}"

@@ -533,10 +533,8 @@ def _with_one_message_per_call(turn: _CallingTurn) -> list[Message]:
         messages.append({**next_answer, "tool_calls": [call]})
         if result is not None:
             messages.append(result)
-        next_answer = {
-            "role": "assistant",
-            "content": next_answer["content"][:0],
-        }  # no text, in the same form
+        # without text, in the same form
+        next_answer = {"role": "assistant", "content": next_answer["content"][:0]}
     return messages
 
 
@@ -622,6 +620,7 @@ def _in_form_of(content: Any, text: str) -> Any:
 
 
 def _append_text(message: Message, text: str) -> None:
+    """Add a text to the end of a message's content."""
     content = message["content"]
     if isinstance(content, list):
         message["content"] = [*content, _text_part(text)]

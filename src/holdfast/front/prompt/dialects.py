@@ -1,8 +1,8 @@
-"""Recognizes how a model writes calls and thoughts, and how its template handles them (its habits,
-`ToolHabits`).
+"""Recognizes how a model writes calls and thoughts (its *dialect*), and how its template handles
+them (its *habits*).
 
 When a model is loaded, its added tokens and the words in its chat template suggest model families.
-A family is chosen if its calls can be rendered by the template and read back
+A family is *proven*, and may be chosen, if its calls can be rendered by the template and read back
 (`template_probes.prove`).
 """
 
@@ -131,6 +131,8 @@ class FoundDialect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
+    """A family that was tried, and how well it fits."""
+
     dialect: ModelDialect
     habits: ToolHabits  # what the template requires with this dialect
     proof: Proof  # whether rendered calls were read back unchanged
@@ -162,6 +164,7 @@ def find_dialect(
     matching_families = families_for(
         source, added_tokens, parser_type=parser_type, model_type=model_type
     )
+    # those that the template itself names; only these are tried if it shows no tools
     named_families = families_for(source, (), parser_type="", model_type="")
     candidate, why = search.by_family(
         matching_families
@@ -193,7 +196,11 @@ def find_dialect(
 
 
 class _Search:
-    """Searches for the family of one model: the one whose calls the template writes and we can read."""
+    """Searches for the family of one model: the one whose calls the template renders and we read
+    back.
+
+    tokens: the texts of the model's added tokens.
+    """
 
     def __init__(
         self,

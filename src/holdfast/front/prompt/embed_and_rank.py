@@ -134,6 +134,7 @@ async def read_prompts(
     accepted_events = 0
 
     async def read(sequence: SequenceRequest) -> ReadPrompt:
+        """Run a sequence until its result."""
         nonlocal accepted_events
         reader = PromptReader()
         async with aclosing(client.submit(sequence)) as events:
@@ -145,6 +146,7 @@ async def read_prompts(
         raise GenerationFailed("the worker's stream ended without a result")
 
     async def run_sequences() -> None:
+        """Run one sequence after another until none is left. Several of these tasks run at once."""
         while not_started:
             index, sequence = not_started.popleft()
             while index not in results:

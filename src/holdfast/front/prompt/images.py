@@ -156,7 +156,7 @@ class ImageLayouts:
     least recently used. Thread-safe.
 
     To get the layouts of a prompt's images: send the `question` to the worker if there is one,
-    `learn` its answer, then call `known`.
+    `learn` its answer, then call `prompt_and_layouts`.
     """
 
     def __init__(self, folder: ImageFolder | None = None) -> None:
@@ -191,7 +191,7 @@ class ImageLayouts:
         for reason in answer.lost.values():
             raise WorkerUnavailable(reason)
 
-    def known(
+    def prompt_and_layouts(
         self, prompt: PromptWithImages, *, model: str
     ) -> tuple[ChatPrompt, dict[str, ImageLayout]]:
         """The prompt, with notes in place of images that the model cannot use, and the layouts of

@@ -99,7 +99,7 @@ class SentAnswer(NamedTuple):
 class PastAnswers:
     """The known answers of one conversation, as recalled for one request."""
 
-    known: KnownAnswers  # where the answers come from
+    known_answers: KnownAnswers  # where the answers come from
     # the answers in the order of the messages; `places` removes each answer that it finds
     expected: dict[AnswerMeaning, deque[_Remembered]] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class PastAnswers:
         the thought that preceded it, returns the thought, so that it is added again; the template
         decides whether to show it. Otherwise returns an empty text.
         """
-        remembered = self.known.find(sent)
+        remembered = self.known_answers.find(sent)
         if remembered is None:
             return ""
         reasoning = remembered.answer.reasoning
@@ -126,7 +126,7 @@ class PastAnswers:
     def places(
         self,
         candidates: Iterable[Sequence[AnswerSpan]],
-        read: Callable[[AnswerSpan], AnswerMeaning],
+        read_meaning: Callable[[AnswerSpan], AnswerMeaning],
     ) -> tuple[PlacedAnswer, ...]:
         """Find the answers in the rendered text.
 
@@ -134,7 +134,7 @@ class PastAnswers:
 
         candidates: for each place where an answer may start, the spans that it may have, longest
         first.
-        read: reads the meaning of a span.
+        read_meaning: reads the meaning of a span.
         """
         placed_answers: list[PlacedAnswer] = []
         last_end = 0
@@ -142,7 +142,7 @@ class PastAnswers:
             if spans[0].start < last_end:
                 continue
             for span in spans:
-                expected_answers = self.expected.get(read(span))
+                expected_answers = self.expected.get(read_meaning(span))
                 if expected_answers:
                     answer = expected_answers.popleft().answer
                     last_end = span.end
@@ -207,7 +207,7 @@ class KnownAnswers:
         if self._file is not None and not is_as_tokenized:
             self._file.put(secret, StoredAnswer(tag, msgspec.msgpack.encode(answer)))
 
-    def sent(self, message: Any, *, tenant: str = "") -> SentAnswer | None:
+    def sent_answer(self, message: Any, *, tenant: str = "") -> SentAnswer | None:
         """The answer in a message; None if the message is no answer that could be known."""
         is_answer = isinstance(message, dict) and message.get("role") == "assistant"
         meaning = meaning_of_message(message) if is_answer else None
@@ -245,7 +245,7 @@ class KnownAnswers:
             # of several, the latest
             return max(reversed(same_meaning.values()), key=likeness, default=None)
 
-    def count(self, past_answers: PastAnswers, *, placed_answers: int) -> int:
+    def count_dropped(self, past_answers: PastAnswers, *, placed_answers: int) -> int:
         """Update the counters for one conversation. Returns the number of dropped tokens.
 
         An answer counts as dropped if the rendered text does not show it in its generated form,
@@ -304,6 +304,7 @@ def _surrounding_spaces(text: str) -> tuple[str, str]:
 
 
 def _call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """The ids of a message's calls; empty for a call without one."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return ()
@@ -311,6 +312,7 @@ def _call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _digest(parts: object, size: int) -> bytes:
+    """A hash of any value, by its `repr`. size: in bytes."""
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=size).digest()
 
 
@@ -358,7 +360,7 @@ def meaning_of_text(text: str, reader: AnswerReader, *, was_cut_off: bool = Fals
         may be incomplete.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-    separators = TextSeparators()
+    separators = TextSeparators()  # what joins texts that had a call or a thought between them
     deltas: list[OutputDelta] = []
     for start in range(0, len(text), _READ_CHARACTERS):
         deltas += reader.push(text[start : start + _READ_CHARACTERS])

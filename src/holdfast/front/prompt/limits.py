@@ -90,6 +90,7 @@ def check_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str) 
 
 
 def _check_stops(stops: tuple[str, ...], max_stops: int) -> None:
+    """Raise InvalidRequest if there are too many stop strings, or if one is empty or too long."""
     if len(stops) > max_stops:
         raise InvalidRequest(
             f"at most {max_stops} stop strings are allowed, got {len(stops)}", field="stop"
@@ -103,6 +104,7 @@ def _check_stops(stops: tuple[str, ...], max_stops: int) -> None:
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidRequest for values outside their ranges, and biases that allow no token at all."""
     for field, allowed in SAMPLING_RANGES.items():
         value = getattr(sampling, field)
         for each in value.values() if field == "logit_bias" else (value,):
@@ -122,6 +124,7 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 def _check_between(field: str, value: float, lowest: float, highest: float) -> None:
+    """Raise InvalidRequest, which names the field, if its value is outside this range."""
     if not lowest <= value <= highest:  # true also for NaN
         allowed_range = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
         raise InvalidRequest(f"{field} must be {allowed_range}, got {value}", field=field)
@@ -179,6 +182,7 @@ def tenant_of_key(key_name: str, *, name: str, cache_salt: str) -> str:
 
 
 def _digest(parts: tuple[str, ...], *, person: bytes) -> str:
+    """A hash of the parts, in hexadecimal digits. person: separates hashes for different purposes."""
     digest = hashlib.blake2b(digest_size=16, person=person)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")

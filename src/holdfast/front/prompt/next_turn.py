@@ -112,7 +112,9 @@ class _Recorder:
         next turn is tokenized, the tokens replace a text with this meaning.
         """
         for call in tool_calls_of(deltas):
-            self.bundle.first_forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
+            self.bundle.first_forms.remember_arguments(
+                call.arguments, call_id=call.id, tenant=self.tenant
+            )
         meaning = meaning_of_deltas(deltas)
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         if (
@@ -184,7 +186,9 @@ class _Recorder:
         )
 
     def _meaning(self, text: str, end: ChoiceFinished) -> AnswerMeaning:
-        """The meaning of a text, with all of its calls parsed."""
+        """The meaning of a text, with all of its calls parsed. The reader expects encoded markers: one
+        character in place of each marker.
+        """
         return meaning_of_text(
             self.bundle.dialect.markers.encode(text),
             self.bundle.answer_reader(self.tools),
@@ -350,6 +354,7 @@ def read_ahead_request(
 
 
 def _has_thought(message: object) -> bool:
+    """Whether a message is an answer that the client sent back with its thought."""
     return (
         isinstance(message, dict)
         and message.get("role") == "assistant"

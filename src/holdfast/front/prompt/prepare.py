@@ -134,6 +134,7 @@ def prepare(
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
     """
+    # quantized keys and values take less memory, so the context that fits is longer
     if request.kv_bits in info.context_tokens_by_bits:
         context_tokens = info.context_tokens_by_bits[request.kv_bits]
         info = msgspec.structs.replace(info, context_tokens=context_tokens)
@@ -250,6 +251,7 @@ def prompt_text(
         in_reasoning = prompt_opens_thought(template, bundle.dialect, canonical_prompt, text)
     else:
         in_reasoning = opens_thought(answer_opening, bundle.dialect)
+    # Models with a fixed state per sequence can resume only at positions that are chosen in advance.
     return replace(
         rendered,
         in_reasoning=in_reasoning,
@@ -260,7 +262,7 @@ def prompt_text(
             request_prompt, canonical_prompt, text, template=template, guard=bundle.tokenizer.guard
         ),
         answer_opening=answer_opening,
-        dropped_tokens=bundle.known_answers.count(
+        dropped_tokens=bundle.known_answers.count_dropped(
             past_answers, placed_answers=len(rendered.answers)
         ),
     )
@@ -292,8 +294,8 @@ def _render_conversation(
         bundle.first_forms,
         guard=bundle.tokenizer.guard,
         thought=thought_markers,
-        parts_thoughts=all(thought_markers) and template.reads_thoughts(thought_markers[1]),
-        past=past_answers,
+        moves_thoughts=all(thought_markers) and template.reads_thoughts(thought_markers[1]),
+        past_answers=past_answers,
         template=template,
         field=request.prompt_field,
         tenant=request.tenant,
@@ -475,8 +477,10 @@ def _with_messages(
     *,
     breakpoints: tuple[CacheBreakpoint, ...] = (),
 ) -> ChatPrompt:
-    """The conversation with other messages. Tools that the old messages defined, but none of the
-    new ones does, are no longer in `found_tools`, so the template lists them.
+    """The conversation with other messages.
+
+    A tool in `found_tools` is defined by a message, and not by the template's list of tools. If no
+    message is left that defines it, it is removed from `found_tools`, so that the template lists it.
     """
     contents = [message.get("content") for message in messages] if prompt.found_tools else []
     defined_tools = {
@@ -804,7 +808,11 @@ def _predicted_tokens(
 def _thought_end(
     request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool
 ) -> ThinkingBudget | None:
-    """A budget that ends a thought immediately; None if no marker ends this model's thoughts."""
+    """A budget that ends a thought immediately; None if no marker ends this model's thoughts.
+
+    in_reasoning: whether the prompt has opened the thought, so that no marker in the answer opens
+    it.
+    """
     reasoning = bundle.dialect.reasoning
     if reasoning is None or not isinstance(request.prompt, ChatPrompt):
         return None

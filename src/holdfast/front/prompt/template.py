@@ -93,6 +93,7 @@ class ChatTemplate:
                     f"the chat template {name!r} is broken: {error.message}"
                 ) from error
         self._vision: _ImageWriting | None = None  # None: it is not known to write images
+        # whether the template iterates over content parts; otherwise it expects a text
         self._keep_parts = not self._renders_content(_PROBE) and self._renders_content(
             [{"type": "text", "text": _PROBE}]
         )
@@ -177,17 +178,19 @@ class ChatTemplate:
         """Render a conversation that passed `check`; also returns the images in the order in which
         the template writes them. Raises InvalidRequest when the template refuses it.
 
-        adapted: the messages of the prompt as `adapted` returns them, but `changeable`.
+        adapted: the messages of the prompt in the form that the template expects. They are changed.
         """
         messages = self._text_messages(prompt, adapted)
         images: tuple[str, ...] = ()
         if self._vision is not None:
             images = tuple(image for each in messages for image in images_of(_text_of(each)))
-            messages = [*map(self._vision.shown, messages)]
+            messages = [*map(self._vision.replace_marks, messages)]
         if prompt.continue_last:
             _mark_last(messages)
         try:
-            text = self._render_messages(prompt, messages, answer=not prompt.continue_last)
+            text = self._render_messages(
+                prompt, messages, with_generation_prompt=not prompt.continue_last
+            )
         except RENDER_ERRORS as error:
             require_no_images(str(error))
             raise InvalidRequest(
@@ -217,7 +220,9 @@ class ChatTemplate:
     def render_history(self, prompt: ChatPrompt) -> str:
         """Render the conversation without a generation prompt; empty if the template refuses it."""
         try:
-            return self._render_messages(prompt, self._messages(prompt, ""), answer=False)
+            return self._render_messages(
+                prompt, self._messages(prompt, ""), with_generation_prompt=False
+            )
         except (*RENDER_ERRORS, InvalidRequest):
             return ""
 
@@ -257,7 +262,7 @@ class ChatTemplate:
         messages = [self._message(role, _PROBE + role) for role in _JUDGE_ROLES]
         if instruction:
             messages.insert(0, self._message("system", instruction))
-        text = self._try_messages(messages, answer=True)
+        text = self._try_messages(messages, with_generation_prompt=True)
         content_by_probe = {_PROBE + "query": query, _PROBE + "document": document}
         if any(text.count(probe) != 1 for probe in content_by_probe):
             return ""
@@ -276,9 +281,10 @@ class ChatTemplate:
     def _messages(self, prompt: ChatPrompt, field: str) -> list[Message]:
         """The messages of a conversation as the template expects them, with image parts for images."""
         messages = self._text_messages(prompt, self._adapted_messages(prompt, field=field))
-        return messages if self._vision is None else [*map(self._vision.shown, messages)]
+        return messages if self._vision is None else [*map(self._vision.replace_marks, messages)]
 
     def _adapted_messages(self, prompt: ChatPrompt, *, field: str) -> list[Message]:
+        """The messages of a prompt, each in the form that the template expects, to be changed."""
         if not prompt.messages:
             raise InvalidRequest("there must be at least one message", field=field)
         return [
@@ -299,15 +305,21 @@ class ChatTemplate:
             )
         return with_roles(messages, self._roles)
 
-    def _render_messages(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
+    def _render_messages(
+        self, prompt: ChatPrompt, messages: list[Message], *, with_generation_prompt: bool
+    ) -> str:
         """Render messages with the tools and options of a prompt.
 
-        answer: whether the text ends with a generation prompt.
+        with_generation_prompt: whether the text ends with the header of a new answer.
         """
         options = prompt.template_options
         if self._habits.describes_tools or not prompt.listed_tools:
             return self._render_template(
-                "default", messages, tools=None, options=options, answer=answer
+                "default",
+                messages,
+                tools=None,
+                options=options,
+                with_generation_prompt=with_generation_prompt,
             )
         name = "tool_use" if "tool_use" in self._templates else "default"
         tools = [tool if isinstance(tool, KeptPart) else dict(tool) for tool in prompt.listed_tools]
@@ -315,13 +327,21 @@ class ChatTemplate:
             tools = copy.deepcopy(tools)  # the originals are reused for other requests
         try:
             return self._render_template(
-                name, messages, tools=tools, options=options, answer=answer
+                name,
+                messages,
+                tools=tools,
+                options=options,
+                with_generation_prompt=with_generation_prompt,
             )
         except RENDER_ERRORS:
             # some templates fail if a tool lacks descriptions or types
             tools = [complete_tool(tool) for tool in prompt.listed_tools]
             return self._render_template(
-                name, messages, tools=tools, options=options, answer=answer
+                name,
+                messages,
+                tools=tools,
+                options=options,
+                with_generation_prompt=with_generation_prompt,
             )
 
     def _render_template(
@@ -331,7 +351,7 @@ class ChatTemplate:
         *,
         tools: list[dict[str, Any]] | None,
         options: Mapping[str, Any],
-        answer: bool,
+        with_generation_prompt: bool,
     ) -> str:
         """Render one of the templates. name: "default" or "tool_use"."""
         variables = {
@@ -341,11 +361,11 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": answer,
+            "add_generation_prompt": with_generation_prompt,
         }
         text = self._templates[name].render(variables)
         require_no_images(text)
-        return text if self._vision is None else self._vision.written(text)
+        return text if self._vision is None else self._vision.as_tokenized(text)
 
     def _text_arguments(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Template arguments for templates that expect the tools as text and today's date."""
@@ -427,11 +447,21 @@ class ChatTemplate:
         return {"role": role, "content": content}
 
     def _try_messages(
-        self, messages: list[Message], name: str = "default", *, answer: bool = False
+        self,
+        messages: list[Message],
+        name: str = "default",
+        *,
+        with_generation_prompt: bool = False,
     ) -> str:
         """Render messages without tools; empty if the template refuses them."""
         try:
-            return self._render_template(name, messages, tools=None, options={}, answer=answer)
+            return self._render_template(
+                name,
+                messages,
+                tools=None,
+                options={},
+                with_generation_prompt=with_generation_prompt,
+            )
         except RENDER_ERRORS:
             return ""
 
@@ -448,7 +478,7 @@ class _ImageWriting:
     roles: frozenset[str]
     image_text: str
 
-    def shown(self, message: Message) -> Message:
+    def replace_marks(self, message: Message) -> Message:
         """A message with its marks replaced by parts or text."""
         content = message["content"]
         text = _text_of(message)
@@ -469,7 +499,7 @@ class _ImageWriting:
         ]
         return {**message, "content": parts}
 
-    def written(self, text: str) -> str:
+    def as_tokenized(self, text: str) -> str:
         """A rendered text in the form that is tokenized."""
         return text.replace(self.vision.template_placeholder, self.vision.written)
 
@@ -484,6 +514,7 @@ def _text_of(message: Message) -> str:
 
 
 def _is_text_of_assistant(message: Any) -> bool:
+    """Whether a message is an answer without calls."""
     return (
         isinstance(message, dict)
         and message.get("role") == "assistant"

@@ -171,6 +171,7 @@ def _conversation() -> tuple[Message, ...]:
 
 
 def _call_message(index: int) -> Message:
+    """The call with this index, in OpenAI's format."""
     name, arguments = _CALLS[index]
     function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
     return {"type": "function", "id": _call_id(index), "function": function}
@@ -181,6 +182,7 @@ def _call_id(index: int) -> str:
 
 
 def _result_message(index: int) -> Message:
+    """The message with the result of the call with this index."""
     return {
         "role": "tool",
         "tool_call_id": _call_id(index),
@@ -222,6 +224,7 @@ def _answer_in(
 
 
 def _up_to_thought(opening: str, dialect: ModelDialect) -> str:
+    """The part of a generation prompt before the first marker of a thought."""
     if dialect.reasoning is not None:
         for mark in (dialect.reasoning.start.strip(), dialect.reasoning.end.strip()):
             opening = opening.partition(mark)[0]
@@ -276,6 +279,7 @@ def _failure_to_read(
 
 
 def _equals_json(text: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a JSON text has the same value as these arguments."""
     try:
         return bool(json.loads(text) == arguments)
     except ValueError:
@@ -393,6 +397,7 @@ def find_switch(template: ChatTemplate) -> ThinkingSwitch:
     The model's name is never considered.
     """
     probe = _SwitchProbe(template)
+    # for each option: its values that turn thinking on (True) and off (False)
     on_off_values = probe.yes_or_no() | probe.modes()
     on_options = {name: values[True] for name, values in on_off_values.items()}
     effort_ranks = probe.effort_words(on_options)
@@ -458,10 +463,12 @@ class _SwitchProbe:
         self._quoted = set(re.findall(r"""["']([a-z_]+)["']""", self._source))
 
     def rendered(self, options: Options) -> str:
+        """The rendered text of a short conversation with these options; empty if it is refused."""
         message = {"role": "user", "content": "Hello!"}
         return self._template.try_render(ChatPrompt(messages=(message,), template_options=options))
 
     def contains_name(self, option: str) -> bool:
+        """Whether the template's source mentions the option."""
         return re.search(rf"\b{option}\b", self._source) is not None
 
     def differs(self, option: str, values: tuple[Any, Any], others: Options | None = None) -> bool:

@@ -133,9 +133,9 @@ class RenderProcesses:
     """Starts, reuses and ends the processes that render. Thread-safe."""
 
     def __init__(
-        self, *, seconds: float = RENDER_SECONDS, idle_seconds: float = _IDLE_SECONDS
+        self, *, cpu_seconds: float = RENDER_SECONDS, idle_seconds: float = _IDLE_SECONDS
     ) -> None:
-        self._seconds = seconds
+        self._cpu_seconds = cpu_seconds
         self._idle_seconds = idle_seconds
         self._changed = threading.Condition()  # guards the fields below
         self._running: Counter[str] = Counter()  # number of renders by template source
@@ -169,7 +169,7 @@ class RenderProcesses:
     @contextlib.contextmanager
     def _slot(self, source: str) -> Iterator[None]:
         """Wait until the render may start, and count it while it runs."""
-        timeout_seconds = _WALL_PER_CPU_SECOND * self._seconds
+        timeout_seconds = _WALL_PER_CPU_SECOND * self._cpu_seconds
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self._has_free_slot(source), timeout=timeout_seconds
@@ -199,7 +199,7 @@ class RenderProcesses:
         """Run a task in a process, and then keep the process for later tasks, unless it failed."""
         is_reusable = False
         try:
-            answer = process.run_task(task, seconds=self._seconds)
+            answer = process.run_task(task, cpu_seconds=self._cpu_seconds)
             is_reusable = answer[0] != "memory"
         finally:
             if is_reusable:
@@ -257,16 +257,18 @@ class _RenderProcess:
         self._has_started = False  # `STARTED` was read
         self.last_used = time.monotonic()  # to end the processes that are idle
 
-    def run_task(self, task: bytes, *, seconds: float) -> tuple[Outcome, bytes]:
+    def run_task(self, task: bytes, *, cpu_seconds: float) -> tuple[Outcome, bytes]:
         """Run a task.
 
         Raises _ProcessGone, _Unavailable, and _Overrun when it takes too much time or memory.
         """
         if not self._has_started:
             self._await_start()
-        self._write(len(task).to_bytes(HEAD_BYTES, "big") + task, seconds=seconds)
-        head = self._read(1 + HEAD_BYTES, seconds=seconds)
-        return OUTCOMES[head[0]], self._read(int.from_bytes(head[1:], "big"), seconds=seconds)
+        self._write(len(task).to_bytes(HEAD_BYTES, "big") + task, cpu_seconds=cpu_seconds)
+        head = self._read(1 + HEAD_BYTES, cpu_seconds=cpu_seconds)
+        return OUTCOMES[head[0]], self._read(
+            int.from_bytes(head[1:], "big"), cpu_seconds=cpu_seconds
+        )
 
     def kill(self) -> None:
         """End the process immediately, even in the middle of a render."""
@@ -277,14 +279,14 @@ class _RenderProcess:
 
     def _await_start(self) -> None:
         try:
-            self._read(len(STARTED), seconds=_START_SECONDS)
+            self._read(len(STARTED), cpu_seconds=_START_SECONDS)
         except (_ProcessGone, _Overrun) as error:
             raise _Unavailable("the process that should render it did not start") from error
         self._has_started = True
 
-    def _write(self, data: bytes, *, seconds: float) -> None:
+    def _write(self, data: bytes, *, cpu_seconds: float) -> None:
         """Write bytes to the process. Raises _ProcessGone and _Overrun."""
-        limits = _LimitCheck(self._process.pid, seconds=seconds)
+        limits = _LimitCheck(self._process.pid, cpu_seconds=cpu_seconds)
         remaining = memoryview(data)
         while remaining:
             while not self._writable.poll(_POLL_SECONDS * 1000):
@@ -294,9 +296,9 @@ class _RenderProcess:
             except (BrokenPipeError, ValueError):
                 raise _ProcessGone from None
 
-    def _read(self, size: int, *, seconds: float) -> bytes:
+    def _read(self, size: int, *, cpu_seconds: float) -> bytes:
         """Read this number of bytes from the process. Raises _ProcessGone and _Overrun."""
-        limits = _LimitCheck(self._process.pid, seconds=seconds)
+        limits = _LimitCheck(self._process.pid, cpu_seconds=cpu_seconds)
         received = bytearray()
         while len(received) < size:
             while not self._readable.poll(_POLL_SECONDS * 1000):
@@ -309,12 +311,15 @@ class _RenderProcess:
 
 
 class _LimitCheck:
-    """Checks the memory of a process, and the time it has used since this object was created."""
+    """Checks the memory of a process, and the time it has used since this object was created.
 
-    def __init__(self, pid: int, *, seconds: float) -> None:
+    cpu_seconds: limit of processor time. A limit of real time, a few times as long, applies, too.
+    """
+
+    def __init__(self, pid: int, *, cpu_seconds: float) -> None:
         self._pid = pid
-        self._seconds = seconds
-        self._deadline = time.monotonic() + _WALL_PER_CPU_SECOND * seconds
+        self._cpu_seconds = cpu_seconds
+        self._deadline = time.monotonic() + _WALL_PER_CPU_SECOND * cpu_seconds
         self._cpu_seconds_before: float | None = None  # processor time at the first check
 
     def check(self) -> None:
@@ -328,17 +333,17 @@ class _LimitCheck:
             return  # the process has ended; reading from its pipe will show that
         if is_stopped:  # by a signal; it may never be continued
             raise _ProcessGone
-        cpu_seconds = cpu_times.user + cpu_times.system
+        used_cpu_seconds = cpu_times.user + cpu_times.system
         if self._cpu_seconds_before is None:
-            self._cpu_seconds_before = cpu_seconds
+            self._cpu_seconds_before = used_cpu_seconds
         # needed where the system cannot limit the address space of a process
         if resident_bytes > MAX_MEMORY_BYTES:
             raise _Overrun(_TOO_MUCH_MEMORY)
         if (
-            cpu_seconds - self._cpu_seconds_before >= self._seconds
+            used_cpu_seconds - self._cpu_seconds_before >= self._cpu_seconds
             or time.monotonic() >= self._deadline
         ):
-            raise _Overrun(f"took longer than {self._seconds:g} s")
+            raise _Overrun(f"took longer than {self._cpu_seconds:g} s")
 
 
 PROCESSES: Final = RenderProcesses()

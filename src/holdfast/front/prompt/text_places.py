@@ -54,6 +54,7 @@ class AnswerSpan(NamedTuple):
 
 
 BEGINNING: Final = AnswerSpan(0, 0)
+"""Before the first answer: the whole text is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,10 +189,12 @@ def _written_ends(template: ChatTemplate) -> Iterator[str]:
 
 
 def _user_conversation(probe: str, name: str) -> list[Message]:
+    """A question of the user, which is the probe. Calls no tool."""
     return [{"role": "user", "content": probe}]
 
 
 def _tool_conversation(probe: str, name: str) -> list[Message]:
+    """A call of the tool with this name, and its result, which is the probe."""
     call_id = name * 9  # nine characters: some templates refuse other ids
     function = {"name": name, "arguments": '{"a": "text"}'}
     call = {"type": "function", "id": call_id, "function": function}
@@ -210,7 +213,8 @@ def _header(
 ) -> str:
     """The constant part of the text between a message and its answer.
 
-    This part is the same for a new and a past answer.
+    This part is the same for a new and a past answer, with any content, and at any place in a
+    conversation. So conversations with different probes, tool names and lengths are compared.
     """
     probe_messages = conversation(_PROBE, "f")
     first_text = _without_end_and_thought(
@@ -218,12 +222,13 @@ def _header(
     )
     other_text = _text_between(template, conversation(_OTHER_PROBE, "g"), _OTHER_PROBE, "g")
     other_text = _without_end_and_thought(other_text, ends, markers)
-    header = common_prefix(first_text[::-1], other_text[::-1])[::-1]  # drops ids and names
+    # drops call ids and tool names
+    header = common_prefix(first_text[::-1], other_text[::-1])[::-1]
     later_text = _without_end_and_thought(
         _text_between(template, [*_EARLIER_TURN, *probe_messages], _PROBE, "f"), ends, markers
     )
     if later_text:
-        # drops counters
+        # drops numbers that count the messages
         header = common_prefix(header, later_text[len(first_text) - len(header) :])
     return _OPEN_MARKER.sub("", header).strip()
 
@@ -309,11 +314,18 @@ def marked_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[MarkedPrefix,
     """
     if not isinstance(prompt, ChatPrompt):
         return ()
-    longest: dict[int, float] = {}
-    for at, each in zip(tokens.breakpoints, prompt.cache_breakpoints, strict=True):
-        if at:
-            longest[at] = max(each.seconds, longest.get(at, 0.0))
-    return tuple(MarkedPrefix(tokens=at, seconds=longest[at]) for at in sorted(longest))
+    seconds_by_position: dict[int, float] = {}
+    for position, cache_breakpoint in zip(
+        tokens.breakpoints, prompt.cache_breakpoints, strict=True
+    ):
+        if position:
+            seconds_by_position[position] = max(
+                cache_breakpoint.seconds, seconds_by_position.get(position, 0.0)
+            )
+    return tuple(
+        MarkedPrefix(tokens=position, seconds=seconds_by_position[position])
+        for position in sorted(seconds_by_position)
+    )
 
 
 def _normalized(cache_breakpoint: CacheBreakpoint, sent_messages: Sequence[Any]) -> CacheBreakpoint:

@@ -104,6 +104,9 @@ class RememberedText:
         )
 
     def _place(self, character: int) -> TokenPlace:
+        """The position of a character among the tokens. The character must be one of
+        `known_places`.
+        """
         if character >= len(self.text):
             return TokenPlace(len(self.token_ids), is_edge=True)
         index = bisect_right(self.starts, character) - 1
@@ -224,8 +227,10 @@ class TokenMemory:
             assert len(each.token_starts) == len(each.pieces) + 1, "tokens are not counted by piece"
             assert each.token_starts[-1] == len(each.token_ids), "tokens are counted wrongly"
             for place in (place for place in each.known_places if place < len(each.text)):
-                at = bisect_right(each.starts, place) - 1
-                assert place - each.starts[at] in each.pieces[at].places, "a position is missing"
+                index = bisect_right(each.starts, place) - 1
+                assert place - each.starts[index] in each.pieces[index].places, (
+                    "a position is missing"
+                )
 
     def _pieces_with(
         self,
@@ -290,10 +295,10 @@ def _cut_new_part(
 
     shared_characters: the number of shared characters.
     """
-    settled = settled_pieces(earlier.cuts, shared_characters)
-    last_settled = earlier.cuts[settled - 1] if settled else NOTHING
-    new_cuts = list(tokenizer.splits.pieces(text, after=last_settled))
-    tokenized_pieces = min(settled, len(earlier.pieces))
+    kept_pieces = settled_pieces(earlier.cuts, shared_characters)
+    last_kept_piece = earlier.cuts[kept_pieces - 1] if kept_pieces else NOTHING
+    new_cuts = list(tokenizer.splits.pieces(text, after=last_kept_piece))
+    tokenized_pieces = min(kept_pieces, len(earlier.pieces))
     candidates: Sequence[tuple[AnswerSpan, ...]] = ()
     meanings: dict[AnswerSpan, AnswerMeaning] = {}
     if frame is not None and frame is earlier.frame:
@@ -308,12 +313,14 @@ def _cut_new_part(
         candidates = [*candidates, *frame.candidates(text, after=last_candidate)]
     return RememberedText(
         text=text,
-        cuts=[*earlier.cuts[:settled], *new_cuts],
-        starts=[*earlier.starts[:settled], *(cut.start for cut in new_cuts)],
+        cuts=[*earlier.cuts[:kept_pieces], *new_cuts],
+        starts=[*earlier.starts[:kept_pieces], *(cut.start for cut in new_cuts)],
         pieces=earlier.pieces[:tokenized_pieces],
         token_starts=earlier.token_starts[: tokenized_pieces + 1],
         token_ids=earlier.token_ids[: earlier.token_starts[tokenized_pieces]],
-        known_places=frozenset(place for place in earlier.known_places if place < last_settled.end),
+        known_places=frozenset(
+            place for place in earlier.known_places if place < last_kept_piece.end
+        ),
         frame=frame,
         candidates=candidates,
         tools=tools,

@@ -202,9 +202,9 @@ def _drop_breaks(backend: Backend, *, with_splits: bool) -> None:
     """Make the tokenizer drop break characters after it has matched its added tokens.
 
     Break characters are put into texts of clients, to break up control texts. Added tokens are
-    matched before normalization, so a token that is broken up by `_BREAK` is
-    tokenized as ordinary text. Some are matched after normalization instead; only they need
-    `_SPLIT`, which also splits the text.
+    matched before normalization, so a token that is broken up by `_BREAK` is tokenized as ordinary
+    text. Some are matched after normalization instead; only they need `_SPLIT`, which also splits
+    the text.
     """
     drop_breaks = normalizers.Replace(_BREAK, "")
     if backend.normalizer is None:

@@ -111,6 +111,9 @@ class TokenizerBundle:
         return self.by_vision[vision]
 
     def _make_with_vision(self, vision: VisionInfo) -> TokenizerBundle:
+        """Make the bundle that `with_vision` returns. Clients cannot write an image's placeholder
+        in a text.
+        """
         placeholders = (vision.template_placeholder, vision.placeholder)
         tokenizer = self.tokenizer.guarding(placeholders)
         return replace(

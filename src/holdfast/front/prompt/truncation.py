@@ -76,6 +76,7 @@ def without_middle(
     if tokens <= limit:
         origins = tuple(range(len(messages)))
         return Shortened(messages=tuple(messages), origins=origins, tokens=tokens)
+    # a unit is a message, or a message with calls and the messages with their results
     protected = _protected(messages)
     middle = [unit for unit in _units(messages) if protected.isdisjoint(unit)]
     removable = frozenset(index for unit in middle for index in unit)
@@ -153,7 +154,7 @@ def _with_most_of_middle(
         if left_out_units == len(middle):
             return shortest
         shortened = leave_out(
-            frozenset(place for unit in middle[:left_out_units] for place in unit)
+            frozenset(index for unit in middle[:left_out_units] for index in unit)
         )
         excess_tokens = shortened.tokens - limit
         if excess_tokens <= 0:
@@ -235,9 +236,9 @@ def _arguments(message: Message) -> str:
 def _protected(messages: Sequence[Message]) -> frozenset[int]:
     """The indices of the messages that must stay."""
     roles = [message.get("role") for message in messages]
-    users = [place for place, role in enumerate(roles) if role == "user"]
-    systems = [place for place, role in enumerate(roles) if role in _SYSTEM]
-    return frozenset((*systems, *users[:1], *users[-1:], len(messages) - 1))
+    user_indices = [index for index, role in enumerate(roles) if role == "user"]
+    system_indices = [index for index, role in enumerate(roles) if role in _SYSTEM]
+    return frozenset((*system_indices, *user_indices[:1], *user_indices[-1:], len(messages) - 1))
 
 
 def _text_limits(limit: int) -> Iterator[tuple[int, int]]:
@@ -316,6 +317,7 @@ def _text(message: Message) -> str:
 
 
 def _texts(parts: Iterable[Any]) -> Iterator[str]:
+    """The texts of content parts. Parts without text are left out."""
     for part in parts:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
