@@ -187,7 +187,6 @@ class Gateway:
         Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only for a prompt
         far beyond the window.
         """
-
         async with AsyncExitStack() as lease:
             client, bundle = await self._lease_client(request.model, 0, lease)
             prompt, layouts = await self._prompt_and_layouts(request, client, lease)

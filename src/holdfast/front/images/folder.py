@@ -55,7 +55,7 @@ class ImageFolder:
         """
         name = image_name(data, tenant=tenant)
         with self._lock:  # so that no other thread removes the file before it is held
-            if not self._is_stored(name, data):
+            if not self._use_existing(name, data):
                 self._write_file(name, data)
             with self._holds_lock:
                 self._holds[name] += 1
@@ -92,8 +92,8 @@ class ImageFolder:
                 assert status.st_size == size, "a size is wrong"
                 assert stat.S_IMODE(status.st_mode) == 0o600, "others can read an image"
 
-    def _is_stored(self, name: str, data: bytes) -> bool:
-        """Whether the image's file exists and is undamaged. If so, this is a use of the image."""
+    def _use_existing(self, name: str, data: bytes) -> bool:
+        """Mark the image's file as used if it exists and is undamaged. Returns False otherwise."""
         if self._use_verified(name):
             return True
         try:
@@ -105,8 +105,8 @@ class ImageFolder:
         return self._use_verified(name)
 
     def _use_verified(self, name: str) -> bool:
-        """Whether the file of an image exists and its contents have been verified. If so, also
-        marks it as used.
+        """Mark the file of an image as used if it exists and its contents were verified before.
+        Returns False otherwise.
         """
         if name not in self._sizes:
             return False

@@ -154,18 +154,18 @@ class ImageIntake:
         """Store an image on other threads, and hold its file. Returns its name."""
         run_on = asyncio.get_running_loop().run_in_executor
         threads = self._fetchers if source.url and is_new else self._readers
-        name = await run_on(threads, self._reuse_known, source, held_images, is_new)
+        name = await run_on(threads, self._hold_known_image, source, held_images, is_new)
         if name:
             return name
         threads = self._fetchers if source.url else self._readers
-        return await run_on(threads, self._store_new, source, held_images, is_new)
+        return await run_on(threads, self._store_new_image, source, held_images, is_new)
 
     def _store_here(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
         """Store an image on this thread, and hold its file. Returns its name."""
-        known_name = self._reuse_known(source, held_images, is_new)
-        return known_name or self._store_new(source, held_images, is_new)
+        known_name = self._hold_known_image(source, held_images, is_new)
+        return known_name or self._store_new_image(source, held_images, is_new)
 
-    def _reuse_known(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
+    def _hold_known_image(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
         """Hold an image that the same tenant has sent before. Returns its name; empty if it is
         unknown, or if it must be fetched because its URL is in a new message.
 
@@ -178,7 +178,7 @@ class ImageIntake:
             raise source.refused("the image could not be fetched before")
         return name if name and held_images.add_again(name) else ""
 
-    def _store_new(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
+    def _store_new_image(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
         """Decode or fetch an image, store and hold its file, and remember its name."""
         name = held_images.add(self._bytes_of(source, held_images, is_new))
         self._names.put((held_images.tenant, source.key()), name)

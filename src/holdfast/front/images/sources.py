@@ -61,7 +61,7 @@ class ImageSource:
         if self.problem:
             raise self.refused(self.problem)
         size = len(self.data) or (len(self.text) - self.begins_at) * 3 // 4
-        if size > max_bytes + 2:
+        if size > max_bytes + 2:  # base64's padding counts as up to 2 bytes
             raise ImageTooLarge(
                 f"it has about {size:,} bytes, but at most {max_bytes:,} are allowed",
                 field=self.field,

@@ -573,7 +573,7 @@ def tools_in_text(
     return _with_tools_in_system_message(text_messages, tools, _HOW_TO_CALL_IN_JSON)
 
 
-def tools_told(
+def with_tools_described(
     messages: list[Message], tools: Sequence[Message], form: CallFormat
 ) -> list[Message]:
     """The conversation with a system message that describes the tools and the format of calls.

@@ -163,7 +163,7 @@ class ImageLayouts:
         """folder: of the images; None: there are no images."""
         self._folder = folder
         # a string is the reason why a model cannot use an image
-        self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(_MAX_BYTES)
+        self._layout_or_reason: LruCache[tuple[str, str], ImageLayout | str] = LruCache(_MAX_BYTES)
 
     def question(
         self, prompt: PromptWithImages, *, model: str, max_pixels: int | None
@@ -172,7 +172,9 @@ class ImageLayouts:
 
         model: the fingerprint of the model.
         """
-        missing = [image for image in prompt.fields if self._known.get((model, image)) is None]
+        missing = [
+            image for image in prompt.fields if self._layout_or_reason.get((model, image)) is None
+        ]
         return ImageCommand(images=tuple(missing), max_pixels=max_pixels) if missing else None
 
     def learn(self, answer: ImageAnswer, *, model: str) -> None:
@@ -183,9 +185,9 @@ class ImageLayouts:
         """
         for layout in answer.layouts:
             size = len(layout.token_ids.packed) + _ENTRY_BYTES
-            self._known.put((model, layout.image), layout, size=size)
+            self._layout_or_reason.put((model, layout.image), layout, size=size)
         for image, reason in answer.failures.items():
-            self._known.put((model, image), reason, size=_ENTRY_BYTES)
+            self._layout_or_reason.put((model, image), reason, size=_ENTRY_BYTES)
         if self._folder is not None:
             self._folder.forget((*answer.failures, *answer.lost))
         for reason in answer.lost.values():
@@ -200,7 +202,9 @@ class ImageLayouts:
         Raises InvalidRequest if the model cannot use a new image; WorkerUnavailable if layouts were
         evicted in the meantime.
         """
-        known_layouts = {image: self._known.get((model, image)) for image in prompt.fields}
+        known_layouts = {
+            image: self._layout_or_reason.get((model, image)) for image in prompt.fields
+        }
         if None in known_layouts.values():
             raise WorkerUnavailable(
                 "the images of the request are no longer cached; please try again"

@@ -204,8 +204,8 @@ def _checked_tokens(
     if len(tokens.token_ids) > limit_tokens:
         raise _too_long(request, len(tokens.token_ids), info=info)
     if bundle.tokenizer.vocab_size > info.vocab_size:  # if not larger, skipping this saves 1 ms
-        shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
-        check_token_ids(shown, vocab_size=info.vocab_size, field=request.prompt_field)
+        visible_token_ids = visible_tokens(tokens.token_ids, tokens.images, layouts)
+        check_token_ids(visible_token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
     return tokens
 
 
@@ -251,10 +251,10 @@ def prompt_text(
         in_reasoning = prompt_opens_thought(template, bundle.dialect, canonical_prompt, text)
     else:
         in_reasoning = opens_thought(answer_opening, bundle.dialect)
-    # Models with a fixed state per sequence can resume only at positions that are chosen in advance.
     return replace(
         rendered,
         in_reasoning=in_reasoning,
+        # models with a fixed state per sequence can resume only at positions chosen in advance
         branch_points=(
             template.branch_points(canonical_prompt, text) if info.fixed_bytes_per_sequence else ()
         ),
@@ -501,8 +501,10 @@ def _with_messages(
 def _moved_breakpoint(
     cache_breakpoint: CacheBreakpoint, origins: Sequence[int | None]
 ) -> CacheBreakpoint:
-    """A cache breakpoint, moved to its place in the shortened conversation. origins: for each of its
-    messages, the index of the original message; None for a note about what was left out.
+    """A cache breakpoint, moved to its place in the shortened conversation.
+
+    origins: for each message of the shortened conversation, the index of the original message;
+        None for a note about what was left out.
     """
     index = next(
         (

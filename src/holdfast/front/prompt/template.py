@@ -26,9 +26,9 @@ from holdfast.front.prompt.conversation import (
     changeable,
     template_message,
     tools_in_text,
-    tools_told,
     with_habits,
     with_roles,
+    with_tools_described,
 )
 from holdfast.front.prompt.images import (
     content_parts,
@@ -300,7 +300,7 @@ class ChatTemplate:
                 messages, prompt.listed_tools, self._habits.tools_in_text_format
             )
         elif self._habits.described_tools_format is not None:
-            messages = tools_told(
+            messages = with_tools_described(
                 messages, prompt.listed_tools, self._habits.described_tools_format
             )
         return with_roles(messages, self._roles)

@@ -278,6 +278,7 @@ class _RenderProcess:
         self._answers.close()
 
     def _await_start(self) -> None:
+        """Wait until the process can take tasks. Raises _Unavailable if it does not start."""
         try:
             self._read(len(STARTED), cpu_seconds=_START_SECONDS)
         except (_ProcessGone, _Overrun) as error:

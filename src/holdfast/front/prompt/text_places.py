@@ -91,7 +91,7 @@ class AnswerFrame:
                 if not self._may_be_one_answer(text[end_before:start_after]):
                     break
                 possible_ends.append(end_after)
-            yield tuple(AnswerSpan(start, message_end) for message_end in reversed(possible_ends))
+            yield tuple(AnswerSpan(start, end) for end in reversed(possible_ends))
 
     def settled(self, candidates: Sequence[tuple[AnswerSpan, ...]], characters: int) -> int:
         """How many of a text's first candidates are the same in all texts that begin with the same

@@ -75,11 +75,13 @@ class RememberedText:
     tools: Sequence[Any] = ()
     meanings: dict[AnswerSpan, AnswerMeaning] = field(default_factory=dict)
 
-    def meaning(self, span: AnswerSpan, read: Callable[[str], AnswerMeaning]) -> AnswerMeaning:
-        """The meaning of a span, which is read only once."""
+    def meaning(
+        self, span: AnswerSpan, read_meaning: Callable[[str], AnswerMeaning]
+    ) -> AnswerMeaning:
+        """The meaning of a span, which is parsed only once."""
         known_meaning = self.meanings.get(span)
         if known_meaning is None:
-            known_meaning = self.meanings[span] = read(self.text[span.start : span.end])
+            known_meaning = self.meanings[span] = read_meaning(self.text[span.start : span.end])
         return known_meaning
 
     def tokens_before(self, character: int) -> int:
@@ -123,7 +125,7 @@ class TokenMemory:
 
     def __init__(self, *, max_bytes: int = DEFAULT_MODEL.known_text_bytes) -> None:
         """max_bytes: limit for all together; with 0, none are remembered. Half of it is for the
-        pieces: their texts, tokens and positions. For the prompts, see `_prompt_size`.
+        pieces: their texts, tokens and positions. The other half is for the prompts.
         """
         prompts_bytes = max_bytes // 2
         # by tenant and text
@@ -174,7 +176,7 @@ class TokenMemory:
         """
         remembered = self._prompts.same(text, tenant=tenant)
         prompt = _cut_whole_text(text, tokenizer) if remembered is None else remembered.value
-        tokenized = self._tokenized(prompt, tokenizer, frozenset(places), tenant)
+        tokenized = self._with_tokens(prompt, tokenizer, frozenset(places), tenant)
         if remembered is not None and tokenized is not prompt:
             size = _prompt_size(tokenized)
             self._prompts.remember(
@@ -182,7 +184,7 @@ class TokenMemory:
             )
         return tokenized
 
-    def _tokenized(
+    def _with_tokens(
         self, text: RememberedText, tokenizer: Tokenizer, places: frozenset[int], tenant: str
     ) -> RememberedText:
         """The text with the tokens of all its pieces, and the positions of these characters among

@@ -72,10 +72,10 @@ def made_once(part: Mapping[str, Any], name: Hashable, make: Callable[[], T]) ->
         return make()
     if name in part._derived:
         return cast(T, part._derived[name])
-    made = make()
+    derived = make()
     if len(part._derived) < _MAX_DERIVED:
-        part._derived[name] = made
-    return made
+        part._derived[name] = derived
+    return derived
 
 
 def packed_tool(tool: KeptPart) -> bytes:

@@ -2,7 +2,8 @@
 
 Many converted models declare only an end-of-text token, and would otherwise write the next turns
 themselves. Some tokens end an answer only sometimes: a token that ends a message may also stand
-between the thought and the text of one answer, or between its text and a call.
+between the thought and the text of one answer, or between its text and a call. Some model families
+write these parts of an answer in *channels*, each with its own markup.
 """
 
 from __future__ import annotations
