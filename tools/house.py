@@ -88,7 +88,7 @@ FORMS: Mapping[str, Sequence[str]] = {
 WAITS = {
     "front.fleet.slot.Leases._queue": "for a place among the requests of its model",
     "front.fleet.slot.ModelSlot.wait_client": "for its model to load",
-    "front.prompt.template_process.RenderProcesses._place": "for a template process",
+    "front.prompt.template_process.RenderProcesses._slot": "for a template process",
     "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",
     "worker.loop.inbox.ZmqInbox": "for the loop to read it",
     "worker.vision.images.WorkerImages.request_layouts": "for the layout of its images",
@@ -108,7 +108,7 @@ PASSES = {
     "front.prompt.template.ChatTemplate._adapted_messages": "adapts the messages to the template, "
     "to render them again",
     "front.prompt.template_worker._carry_out": "renders the template in another process",
-    "front.prompt.token_memory._cut": "cuts the text and finds past answers in it",
+    "front.prompt.token_memory._cut_whole_text": "cuts the text and finds past answers in it",
     "front.server.misses._parts": "makes texts that show what missed the cache",
 }
 STEP = "worker.engine.engine.Engine.dispatch"

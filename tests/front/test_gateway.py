@@ -528,7 +528,7 @@ async def test_a_prompt_longer_than_the_window_is_still_encoded(bundle: Tokenize
 async def test_a_model_with_a_hanging_template_delays_no_other(
     bundle: TokenizerBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes = RenderProcesses(seconds=0.3)
+    processes = RenderProcesses(cpu_seconds=0.3)
     monkeypatch.setattr(template_process, "PROCESSES", processes)
     loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
     source = (
@@ -637,6 +637,6 @@ async def test_a_session_can_be_closed_during_its_first_preparation(
     assert closed == [()]
     (submitted,) = engine.submitted
     assert (submitted.session_id, submitted.is_kept) == ("", not forget)
-    assert gateway._answers == {}
+    assert gateway._running_answers == {}
     with pytest.raises(SessionRefused):
         await gateway.sessions("toy", closing)

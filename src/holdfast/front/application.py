@@ -61,36 +61,45 @@ _ID_HEADERS = (b"x-request-id", b"request-id")
 _WELL_FORMED_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
-def _model_operations(speakers: Sequence[Dialect]) -> tuple[Operation, ...]:
+def _model_operations(protocols: Sequence[Dialect]) -> tuple[Operation, ...]:
     """Create the operations that list all models and show one of them.
 
     Each client gets the format of its protocol.
 
-    speakers: the protocols that define such a format; clients of other protocols get the format
+    protocols: the protocols that define such a format; clients of other protocols get the format
         of the first one.
     """
-    shapes = [dialect.models for dialect in speakers if dialect.models is not None]
+    all_shapes = [dialect.models for dialect in protocols if dialect.models is not None]
 
-    def shape_for(request: Request) -> ModelShapes:
-        spoken: ModelShapes | None = request.app.state.dialects.by_headers(request.headers).models
-        is_on = spoken is not None and spoken.is_on(request.app.state.services.server)
-        return spoken if spoken is not None and is_on else shapes[0]
+    def shapes_for(request: Request) -> ModelShapes:
+        """The format of the client's protocol, if that protocol is enabled and has one, or the
+        first.
+        """
+        client_shapes: ModelShapes | None = request.app.state.dialects.by_headers(
+            request.headers
+        ).models
+        is_enabled = client_shapes is not None and client_shapes.is_on(
+            request.app.state.services.server
+        )
+        return client_shapes if client_shapes is not None and is_enabled else all_shapes[0]
 
     @operation(
         "GET",
         "/v1/models",
-        returns(*[shape.many_type for shape in shapes]),
+        returns(*[shape.many_type for shape in all_shapes]),
         summary="the served models",
     )
     async def list_models(request: Request, services: Services) -> Response:
         """List the served models."""
-        return json_response(shape_for(request).many(served_models(services)))
+        return json_response(shapes_for(request).many(served_models(services)))
 
-    @operation("GET", "/v1/models/{model_id:path}", returns(*[shape.one_type for shape in shapes]))
+    @operation(
+        "GET", "/v1/models/{model_id:path}", returns(*[shape.one_type for shape in all_shapes])
+    )
     async def get_model(request: Request, services: Services) -> Response:
         """Show one served model, whose id may contain slashes."""
         return json_response(
-            shape_for(request).one(named_model(services, request.path_params["model_id"]))
+            shapes_for(request).one(named_model(services, request.path_params["model_id"]))
         )
 
     return list_models, get_model
@@ -119,7 +128,9 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
     middleware = [
         *([Middleware(ForwardedAddresses, trusted=proxies)] if proxies else ()),
         Middleware(
-            _request_lines, metrics=services.telemetry.metrics, traces=services.telemetry.traces
+            _request_record_layer,
+            metrics=services.telemetry.metrics,
+            traces=services.telemetry.traces,
         ),
         _cors(services.server.cors_origins),
         Middleware(
@@ -144,6 +155,7 @@ def create_application(services: Services, *, dialects: Sequence[Dialect] = DIAL
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    """Close the services when the server stops."""
     services: Services = app.state.services
     yield
     if services.images is not None:
@@ -156,6 +168,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 def _cors(origins: Sequence[str]) -> Middleware:
+    """Middleware that lets pages of these origins, and of this machine, call the API."""
     return Middleware(
         CORSMiddleware,
         allow_origins=list(origins),
@@ -167,18 +180,21 @@ def _cors(origins: Sequence[str]) -> Middleware:
 
 
 def _route(served: Operation) -> Route:
+    """The route of an operation."""
     route = Route(served.path, served, methods=[served.method])
     route.methods = {served.method}  # removes HEAD, which Starlette adds
     return route
 
 
-def _request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = None) -> ASGIApp:
+def _request_record_layer(
+    app: ASGIApp, *, metrics: Metrics, traces: Traces | None = None
+) -> ASGIApp:
     """Middleware that gives every request an id, counts it and logs it.
 
     traces: if given, every request is also traced.
     """
 
-    async def layer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle_connection(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
@@ -225,10 +241,11 @@ def _request_lines(app: ASGIApp, *, metrics: Metrics, traces: Traces | None = No
             if traces is not None:
                 traces.book(record, route=path, headers=scope["headers"])
 
-    return layer
+    return handle_connection
 
 
 def _request_id(scope: Scope) -> bytes:
+    """The id that the client sent, if it is well formed, or else a new one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _WELL_FORMED_ID.fullmatch(value):
             return bytes(value)

@@ -76,20 +76,20 @@ _LONG_TEXT_CHARACTERS = 20_000
 _PREPARING_THREADS = 4
 
 
-def sessions_of(answer: SessionAnswer) -> tuple[SessionInfo, ...]:
-    """The sessions in a worker's answer. Raises SessionRefused if the worker refused."""
-    if answer.failure is not None:
-        raise SessionRefused(answer.failure, answer.message)
-    return answer.sessions
+def sessions_of(reply: SessionAnswer) -> tuple[SessionInfo, ...]:
+    """The sessions in a worker's reply to a session command. Raises SessionRefused if it refused."""
+    if reply.failure is not None:
+        raise SessionRefused(reply.failure, reply.message)
+    return reply.sessions
 
 
 @dataclass(slots=True, eq=False)
 class _SessionAnswer:
     """Whether a running answer still belongs to its session. It has none of the answer's content.
 
-    submitted: set when it was passed to the model's client, or has ended before. is_closed: whether
-    the session was closed after the answer began. is_forgotten: whether it was also forgotten, so
-    that no next turn can use this answer.
+    submitted: set when its sequences were sent to the worker, or when it ended before that.
+    is_closed: whether the session was closed after the answer began. is_forgotten: whether it was
+    also forgotten, so that no next turn can use this answer.
     """
 
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -97,16 +97,16 @@ class _SessionAnswer:
     is_forgotten: bool = False
 
 
-def _unless_forgotten(answer: _SessionAnswer, observe: Observe) -> Observe:
-    """Like `observe`, but ignores the end of a forgotten answer, so that it is neither remembered
-    nor prefilled.
+def _observe_unless_forgotten(answer: _SessionAnswer, observe: Observe) -> Observe:
+    """The same function as `observe`, except that it ignores the end of a forgotten answer, so that
+    the answer is neither remembered nor its next turn prefilled.
     """
 
-    def see(event: OutputEvent) -> None:
+    def observe_unless_forgotten(event: OutputEvent) -> None:
         if not (answer.is_forgotten and isinstance(event, ChoiceFinished)):
             observe(event)
 
-    return see
+    return observe_unless_forgotten
 
 
 class Gateway:
@@ -125,16 +125,21 @@ class Gateway:
         *,
         images: ImageIntake | None = None,
     ) -> None:
-        """images: None: no model can be given images."""
-        self._lease_of = lease_of
+        """lease_of: returns a context manager that waits for the client of a model's worker, and
+        keeps the model loaded for a number of sequences.
+        bundles: the tokenizers of the models. images: None: no model can be given images.
+        """
+        self._lease_model = lease_of
         self._images = images
-        self._layouts = ImageLayouts(images.folder if images is not None else None)
+        self._image_layouts = ImageLayouts(images.folder if images is not None else None)
         self._bundles = bundles
         self._limits = limits
         self._tools = tools
         self._warm_ahead = WarmAhead()
         # the running answers of each session, by model, tenant and id
-        self._answers: defaultdict[tuple[str, str, str], set[_SessionAnswer]] = defaultdict(set)
+        self._running_answers: defaultdict[tuple[str, str, str], set[_SessionAnswer]] = defaultdict(
+            set
+        )
         # thread pools by model, so that a slow template delays no other model
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
@@ -145,9 +150,9 @@ class Gateway:
         WorkerUnavailable.
         """
         async with AsyncExitStack() as resources:
-            answer = self._begun(request, resources)
-            client, bundle = await self._model(request.model, request.choices, resources)
-            prompt, layouts = await self._with_images(request, client, resources)
+            running_answer = self._record_running_answer(request, resources)
+            client, bundle = await self._lease_client(request.model, request.choices, resources)
+            prompt, layouts = await self._prompt_and_layouts(request, client, resources)
             prepared = await self._prepare(request, prompt, bundle, client.info, layouts)
             observe = self._warm_ahead.observer(
                 request,
@@ -157,19 +162,19 @@ class Gateway:
                 threads=self._threads_of(request.model),
                 observe=observer(request, bundle, prepared),
             )
-            sources: list[EventStream] = []
+            event_streams: list[EventStream] = []
             for sequence in prepared.sequences:
-                if answer.is_closed:
-                    sequence = sequence.without_session(forget=answer.is_forgotten)
-                source = client.submit(sequence)
-                resources.push_async_callback(source.aclose)
-                sources.append(source)
-            answer.submitted.set()
+                if running_answer.is_closed:
+                    sequence = sequence.without_session(forget=running_answer.is_forgotten)
+                events = client.submit(sequence)
+                resources.push_async_callback(events.aclose)
+                event_streams.append(events)
+            running_answer.submitted.set()
             stream = GenerationStream(
                 request,
                 prepared,
-                sources=sources,
-                observe=_unless_forgotten(answer, observe),
+                sources=event_streams,
+                observe=_observe_unless_forgotten(running_answer, observe),
                 repeated_tokens=self._limits.repeated_tokens,
             )
             await stream.accepted()
@@ -182,19 +187,18 @@ class Gateway:
         Raises InvalidRequest, UnknownModel and WorkerUnavailable; PromptTooLong only for a prompt
         far beyond the window.
         """
-
         async with AsyncExitStack() as lease:
-            client, bundle = await self._model(request.model, 0, lease)
-            prompt, layouts = await self._with_images(request, client, lease)
+            client, bundle = await self._lease_client(request.model, 0, lease)
+            prompt, layouts = await self._prompt_and_layouts(request, client, lease)
 
-            def encoded() -> EncodedPrompt:
+            def encode_prompt() -> EncodedPrompt:
                 text = prompt_text(request, bundle, prompt, info=client.info)
                 tokens = prompt_tokens(request, bundle, text, info=client.info, layouts=layouts)
-                shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
-                return EncodedPrompt(text=text.text, token_ids=shown)
+                visible_token_ids = visible_tokens(tokens.token_ids, tokens.images, layouts)
+                return EncodedPrompt(text=text.text, token_ids=visible_token_ids)
 
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads_of(request.model), encoded
+                self._threads_of(request.model), encode_prompt
             )
 
     async def embed(self, request: EmbeddingRequest) -> tuple[Embedding, ...]:
@@ -206,14 +210,14 @@ class Gateway:
         WorkerUnavailable, and GenerationFailed when the model fails on an input.
         """
         async with AsyncExitStack() as lease:
-            client, bundle = await self._model(request.model, 1, lease)
+            client, bundle = await self._lease_client(request.model, 1, lease)
             sequences = await asyncio.to_thread(
                 embedding_sequences, request, bundle, info=client.info
             )
-            read = await read_prompts(client, sequences, field_of=request.field_of)
+            results = await read_prompts(client, sequences, field_of=request.field_of)
         return await asyncio.to_thread(
             lambda: tuple(
-                embedding_of(each.finished, dimensions=request.dimensions) for each in read
+                embedding_of(result.finished, dimensions=request.dimensions) for result in results
             )
         )
 
@@ -224,17 +228,21 @@ class Gateway:
         when the model fails on a document.
         """
         async with AsyncExitStack() as lease:
-            client, bundle = await self._model(request.model, 1, lease)
-            ranked = partial(ranking, request, bundle, info=client.info)
-            asked = await asyncio.get_running_loop().run_in_executor(
-                self._threads_of(request.model), ranked
+            client, bundle = await self._lease_client(request.model, 1, lease)
+            prepare_ranking = partial(ranking, request, bundle, info=client.info)
+            documents_ranking = await asyncio.get_running_loop().run_in_executor(
+                self._threads_of(request.model), prepare_ranking
             )
-            if asked.first is not None:
-                await read_prompts(client, [asked.first], field_of=lambda _: "query")
-            read = await read_prompts(
-                client, asked.sequences, field_of=lambda place: f"documents.{asked.places[place]}"
+            if documents_ranking.shared_prefix is not None:
+                await read_prompts(
+                    client, [documents_ranking.shared_prefix], field_of=lambda _: "query"
+                )
+            results = await read_prompts(
+                client,
+                documents_ranking.sequences,
+                field_of=lambda index: f"documents.{documents_ranking.document_indices[index]}",
             )
-        return asked.relevances(read)
+        return documents_ranking.relevances(results)
 
     async def tokenizer_of(self, model: str) -> Tokenizer:
         """The tokenizer of a model, which need not be loaded.
@@ -252,45 +260,58 @@ class Gateway:
         Raises SessionRefused, UnknownModel, QueueFull, and WorkerUnavailable when no worker starts
         or the command kills two workers.
         """
-        answers = tuple(self._answers.get((model, command.tenant, command.session_id), ()))
-        preparing = [answer for answer in answers if not answer.submitted.is_set()]
+        running_answers = tuple(
+            self._running_answers.get((model, command.tenant, command.session_id), ())
+        )
+        unsubmitted = [
+            running_answer
+            for running_answer in running_answers
+            if not running_answer.submitted.is_set()
+        ]
         if command.operation == "close":
-            for answer in answers:
-                answer.is_closed = True
-                answer.is_forgotten |= command.forget
-        async with self._lease_of(model, 1) as client:
-            told = await client.call(command)
-        if preparing and told.failure is SessionFailure.NOT_FOUND:
+            for running_answer in running_answers:
+                running_answer.is_closed = True
+                running_answer.is_forgotten |= command.forget
+        async with self._lease_model(model, 1) as client:
+            reply = await client.call(command)
+        if unsubmitted and reply.failure is SessionFailure.NOT_FOUND:
             if command.operation == "close":
                 return ()  # its first request has not been submitted, and will not open it
-            for answer in preparing:
-                await answer.submitted.wait()
-            async with self._lease_of(model, 1) as client:
-                told = await client.call(command)
-        return sessions_of(told)
+            for running_answer in unsubmitted:
+                await running_answer.submitted.wait()
+            async with self._lease_model(model, 1) as client:
+                reply = await client.call(command)
+        return sessions_of(reply)
 
-    def _begun(self, request: GenerationRequest, resources: AsyncExitStack) -> _SessionAnswer:
-        """Record a running answer until `resources` is closed."""
-        answer = _SessionAnswer()
+    def _record_running_answer(
+        self, request: GenerationRequest, resources: AsyncExitStack
+    ) -> _SessionAnswer:
+        """Record the running answer of the request's session until `resources` is closed. Session
+        commands need to know it.
+        """
+        running_answer = _SessionAnswer()
         if request.session_id:
-            key = (request.model, request.tenant, request.session_id)
-            self._answers[key].add(answer)
+            session_key = (request.model, request.tenant, request.session_id)
+            self._running_answers[session_key].add(running_answer)
 
-            def ended() -> None:
-                answer.submitted.set()
-                self._answers[key].discard(answer)
-                if not self._answers[key]:
-                    del self._answers[key]
+            def record_end() -> None:
+                running_answer.submitted.set()
+                self._running_answers[session_key].discard(running_answer)
+                if not self._running_answers[session_key]:
+                    del self._running_answers[session_key]
 
-            resources.callback(ended)
-        return answer
+            resources.callback(record_end)
+        return running_answer
 
-    async def _model(
+    async def _lease_client(
         self, model: str, sequences: int, lease: AsyncExitStack
     ) -> tuple[WorkerClient, TokenizerBundle]:
-        """The client of a model's worker, and the tokenizer. Both are loaded at the same time."""
+        """The client of a model's worker, and the tokenizer. Both are loaded at the same time.
+
+        sequences: how many the caller will submit. lease: keeps the model loaded until it is closed.
+        """
         self._bundles.begin(model)
-        client = await lease.enter_async_context(self._lease_of(model, sequences))
+        client = await lease.enter_async_context(self._lease_model(model, sequences))
         bundle = await self._bundles.of(model)
         vision = client.info.vision
         if vision is None or vision.refused:
@@ -299,7 +320,7 @@ class Gateway:
             await asyncio.to_thread(bundle.with_vision, vision)
         return client, bundle.with_vision(vision)
 
-    async def _with_images(
+    async def _prompt_and_layouts(
         self, request: GenerationRequest, client: WorkerClient, resources: AsyncExitStack
     ) -> tuple[Prompt, Layouts]:
         """Take the images of a request and get their token layouts from the worker.
@@ -312,21 +333,22 @@ class Gateway:
             return request.prompt, NO_IMAGES
         vision = client.info.vision
         if self._images is None or vision is None or vision.refused:
-            seeing = None if self._images is None else vision
-            return text_only(request.prompt, seeing), NO_IMAGES
+            reported_vision = None if self._images is None else vision
+            return text_only(request.prompt, reported_vision), NO_IMAGES
         model = client.info.fingerprint
         with waiting_for(WaitReason.IMAGES):
-            taken = await resources.enter_async_context(
+            stored_prompt = await resources.enter_async_context(
                 self._images.stored(request.prompt, tenant=request.tenant)
             )
-            question = self._layouts.question(
-                taken, model=model, max_pixels=self._images.max_pixels
+            layout_query = self._image_layouts.question(
+                stored_prompt, model=model, max_pixels=self._images.max_pixels
             )
-            if question is not None:
-                self._layouts.learn(await client.call(question), model=model)
-        return self._layouts.known(taken, model=model)
+            if layout_query is not None:
+                self._image_layouts.learn(await client.call(layout_query), model=model)
+        return self._image_layouts.prompt_and_layouts(stored_prompt, model=model)
 
     def _threads_of(self, model: str) -> ThreadPoolExecutor:
+        """The threads that prepare the requests of a model. They are started when first needed."""
         if model not in self._threads:
             self._threads[model] = ThreadPoolExecutor(
                 _PREPARING_THREADS, thread_name_prefix="prepare"
@@ -341,7 +363,10 @@ class Gateway:
         info: ModelInfo,
         layouts: Layouts,
     ) -> Prepared:
-        ready = partial(
+        """Prepare a request: on one of its model's threads if it may take long, or else
+        immediately.
+        """
+        prepare_request = partial(
             prepare,
             request,
             bundle,
@@ -354,9 +379,9 @@ class Gateway:
         # Compiling a new schema takes milliseconds, mostly without the GIL.
         if _takes_long(request.prompt) or is_constrained(request, tools=self._tools):
             return await asyncio.get_running_loop().run_in_executor(
-                self._threads_of(request.model), ready
+                self._threads_of(request.model), prepare_request
             )
-        return ready()
+        return prepare_request()
 
 
 def _takes_long(prompt: Prompt) -> bool:
@@ -371,6 +396,8 @@ def _takes_long(prompt: Prompt) -> bool:
 
 @dataclass(slots=True)
 class _Choice:
+    """One of the answers to a request, while it is read."""
+
     index: int
     text: ChoiceText  # turns the events into deltas
     source: EventStream  # the worker's events
@@ -395,7 +422,10 @@ class GenerationStream:
         observe: Observe = lambda event: None,
         repeated_tokens: int = 0,
     ) -> None:
-        """sources: the events of each sequence. repeated_tokens: see `RepetitionGuard`."""
+        """sources: the events of each sequence, as the worker sends them. observe: called with every
+        event that the client gets. repeated_tokens: a thought is ended when this many tokens repeat
+        themselves; 0: never.
+        """
         self.request = request
         self.prompt_tokens = prepared.prompt_tokens  # counted once, however many choices there are
         self.sampling = prepared.sequences[0].sampling  # completed by the model's defaults
@@ -410,8 +440,8 @@ class GenerationStream:
             for index, source in enumerate(sources)
         ]
         self._running = self._choices  # the choices that have not ended
-        self._thought_end = prepared.thought_end
-        self._ready: deque[OutputEvent] = deque()  # events that were read but not yet returned
+        self._thought_end = prepared.thought_end  # budget that ends a thought immediately
+        self._unreturned: deque[OutputEvent] = deque()  # read, but not returned yet
         self._closed = False
         self._resources = AsyncExitStack()  # released when the stream ends
 
@@ -429,7 +459,7 @@ class GenerationStream:
         return self
 
     async def __anext__(self) -> OutputEvent:
-        while not self._ready:
+        while not self._unreturned:
             if self._closed:
                 raise StopAsyncIteration
             is_complete = False
@@ -439,7 +469,7 @@ class GenerationStream:
             finally:
                 if not is_complete:
                     await self.aclose()
-        event = self._ready.popleft()
+        event = self._unreturned.popleft()
         if isinstance(event, ChoiceFinished) and event.completion_tokens > _LONG_ANSWER_TOKENS:
             await asyncio.to_thread(self._observe, event)  # may tokenize the whole answer
         else:
@@ -459,7 +489,9 @@ class GenerationStream:
                 )
             if isinstance(event, Rejected):
                 raise refusal(event)
-            self._ready.extend([self._watched(choice, each) for each in choice.text.feed(event)])
+            self._unreturned.extend(
+                [self._process_event(choice, each) for each in choice.text.feed(event)]
+            )
 
     def pause(self) -> None:
         """Pause generation until `unpause`. Tokens that were already generated can still be read.
@@ -483,7 +515,7 @@ class GenerationStream:
     async def aclose(self) -> None:
         """Cancel the choices that still run and end the iteration. Idempotent."""
         self._closed = True
-        self._ready.clear()
+        self._unreturned.clear()
         # The sources are closed first, because the await below may be cancelled, and a sequence must
         # not be left running.
         for choice in self._choices:
@@ -500,7 +532,7 @@ class GenerationStream:
             await wait_for_any([choice.source for choice in running])
             running = [choice for choice in running if choice.source.is_ready]
         for choice in running:
-            self._ready.extend(await self._read(choice))
+            self._unreturned.extend(await self._read_choice(choice))
             if choice.text.is_done:
                 await choice.source.aclose()
                 self._running = [each for each in self._running if each is not choice]
@@ -508,16 +540,20 @@ class GenerationStream:
             self._closed = True
             await self._resources.aclose()
 
-    async def _read(self, choice: _Choice) -> list[OutputEvent]:
-        received = await anext(choice.source, None)
-        if received is None:
+    async def _read_choice(self, choice: _Choice) -> list[OutputEvent]:
+        """Read the next event that the worker sent about a choice. Returns the events for the
+        client.
+        """
+        worker_event = await anext(choice.source, None)
+        if worker_event is None:
             raise GenerationFailed("the worker's stream ended without a result")
-        return [self._watched(choice, event) for event in choice.text.feed(received)]
+        return [self._process_event(choice, event) for event in choice.text.feed(worker_event)]
 
-    def _watched(self, choice: _Choice, event: OutputEvent) -> OutputEvent:
-        """End the choice's thought if it repeats itself.
+    def _process_event(self, choice: _Choice, event: OutputEvent) -> OutputEvent:
+        """End the choice's thought if this event shows that it repeats itself.
 
-        Returns the event with the index of its choice. The final event also says what ended the reasoning.
+        Returns the event with the index of its choice. The final event also says what ended the
+        reasoning.
         """
         if (
             isinstance(event, TextDelta)
@@ -530,6 +566,7 @@ class GenerationStream:
         return msgspec.structs.replace(event, index=choice.index) if choice.index else event
 
     def _end_thought(self, choice: _Choice, *, by: ThoughtEnder) -> None:
+        """End the thought of a choice, unless it was ended before, or no marker ends thoughts."""
         if self._thought_end is None or choice.thought_ended_by is not None or choice.text.is_done:
             return
         choice.thought_ended_by = by

@@ -85,20 +85,20 @@ class PromptTokens:
 RANDOM_SEED: Final = -1
 
 
-_MOST_SEED = 2**63 - 1
+_MAX_SEED = 2**63 - 1
 
 
-def sampling_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a GenerationRequest for the sampling parameters of a request.
 
-    given: the parameters by name. The client left out those that are None.
+    parameters: the parameters by name. The client left out those that are None.
     """
-    values = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in parameters.items() if value is not None}
     if "seed" in values:
         seed = values.pop("seed")
         if seed != RANDOM_SEED:
             # the seeds of further choices count up from this one and must stay below 2**64
-            values["seed"] = seed & _MOST_SEED
+            values["seed"] = seed & _MAX_SEED
     unset = tuple(name for name in SAMPLING_RANGES if name not in values)
     return {"sampling": SamplingParams(**values), "unset_sampling": unset}
 

@@ -34,7 +34,7 @@ from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.request import parse
 from holdfast.front.server.services import Services, model_of
 
-_CUTS = (
+_TRUNCATION_FIELDS = (
     "max_tokens_per_doc",
     "max_chunks_per_doc",
     "max_query_tokens",
@@ -45,14 +45,15 @@ _CUTS = (
 _UNSUPPORTED = UnsupportedFields(
     neutral={
         **SESSION_FIELDS,
-        **dict.fromkeys(_CUTS, ()),
+        **dict.fromkeys(_TRUNCATION_FIELDS, ()),
         "rank_fields": ([], ["text"]),
         "return_embeddings": (False,),
         "raw_scores": (False,),
     },
     reasons={
         **dict.fromkeys(
-            _CUTS, "nothing is truncated: send documents that the model can read as a whole"
+            _TRUNCATION_FIELDS,
+            "nothing is truncated: send documents that the model can read as a whole",
         ),
         "rank_fields": "put everything to be ranked into `text`",
         "raw_scores": "a result's `logprob` is the raw score",
@@ -68,13 +69,14 @@ class TextObject(BaseModel):
     text: str
 
 
-def _kind_of_text(value: Any) -> str:
+def _tag_of_text(value: Any) -> str:
+    """The tag of the form that a text has, by which pydantic chooses the type to read it as."""
     return TAG_MARK + ("object" if isinstance(value, dict | TextObject) else "text")
 
 
 TextOrObject = Annotated[
     Annotated[str, Tag(TAG_MARK + "text")] | Annotated[TextObject, Tag(TAG_MARK + "object")],
-    Discriminator(_kind_of_text),
+    Discriminator(_tag_of_text),
 ]
 
 
@@ -122,12 +124,13 @@ class RerankBody(CacheSaltField):
             tenant=context.tenant,
             service=context.service(),
         )
-        return request, lambda found: self._form(request, found)
+        return request, lambda relevances: self._encode_answer(request, relevances)
 
-    def _form(self, request: RankRequest, relevances: Sequence[Relevance]) -> bytes:
-        order = sorted(range(len(relevances)), key=lambda index: -relevances[index].score)[
-            : self.top_n
-        ]
+    def _encode_answer(self, request: RankRequest, relevances: Sequence[Relevance]) -> bytes:
+        """The answer as JSON: the best documents first, at most `top_n`."""
+        indices_by_score = sorted(
+            range(len(relevances)), key=lambda index: -relevances[index].score
+        )[: self.top_n]
         results = [
             RankedDocument(
                 index=index,
@@ -137,16 +140,16 @@ class RerankBody(CacheSaltField):
                 if self.return_documents is False
                 else RankedText(text=request.documents[index]),
             )
-            for index in order
+            for index in indices_by_score
         ]
-        ranked = RankedList(
+        answer = RankedList(
             id=request.request_id,
             model=request.model,
             method=relevances[0].method,
             results=results,
             usage=usage_of(relevances),
         )
-        return msgspec.json.encode(ranked)
+        return msgspec.json.encode(answer)
 
 
 class RankedText(Struct, frozen=True, kw_only=True):
@@ -175,8 +178,8 @@ class RankedList(Struct, frozen=True, kw_only=True):
     usage: ReadUsage
 
 
-def _text(given: str | TextObject) -> str:
-    return given if isinstance(given, str) else given.text
+def _text(text_or_object: str | TextObject) -> str:
+    return text_or_object if isinstance(text_or_object, str) else text_or_object.text
 
 
 @operation(

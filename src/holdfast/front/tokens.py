@@ -62,23 +62,23 @@ class TokenizeBody(ChatCompletionRequest):
 
         Raises RequestRefused unless exactly one of `content`, `prompt` and `messages` is given.
         """
-        given = {
+        sources = {
             name: value
             for name in ("content", "prompt", "messages")
             if (value := getattr(self, name)) is not None
         }
-        if len(given) != 1:
+        if len(sources) != 1:
             raise RequestRefused(
                 "exactly one of `content`, `prompt` and `messages` is required",
-                field=next(iter(given), "content"),
+                field=next(iter(sources), "content"),
             )
         text = self.content if self.content is not None else self.prompt
         if text is not None and len(text) > MAX_CHARACTERS:
             reason = f"a text may have at most {MAX_CHARACTERS:,} characters, got {len(text):,}"
-            raise RequestRefused(reason, field=next(iter(given)))
+            raise RequestRefused(reason, field=next(iter(sources)))
         return text
 
-    def special(self) -> bool:
+    def adds_special_tokens(self) -> bool:
         """Whether to put special tokens around a text."""
         if self.add_special is not None:
             return self.add_special
@@ -139,16 +139,22 @@ async def tokenize(request: Request, services: Services) -> Response:
     tokenizer = await services.gateway.tokenizer_of(model)
     request.scope[RECORD].model = model
     if text is None:
-        token_ids = (await _encoded(request, services, body)).token_ids
+        token_ids = (await _encode_conversation(request, services, body)).token_ids
     else:
         text = tokenizer.guard(text) if body.parse_special is False else text
         token_ids = TokenIds.of(
-            await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=body.special())
+            await asyncio.to_thread(
+                tokenizer.encode, text, add_special_tokens=body.adds_special_tokens()
+            )
         )
-    loaded = base_model_id(services, model)
-    info = next((status.info for status in services.models.statuses() if status.id == loaded), None)
-    window = None if info is None else info.context_tokens
-    return await asyncio.to_thread(_listed, body, tokenizer, token_ids, max_model_len=window)
+    loaded_model = base_model_id(services, model)
+    info = next(
+        (status.info for status in services.models.statuses() if status.id == loaded_model), None
+    )
+    context_tokens = None if info is None else info.context_tokens
+    return await asyncio.to_thread(
+        _token_list_response, body, tokenizer, token_ids, max_model_len=context_tokens
+    )
 
 
 @operation(
@@ -175,43 +181,48 @@ async def detokenize(request: Request, services: Services) -> Response:
 async def apply_template(request: Request, services: Services) -> Response:
     """Render a conversation as the model would read it."""
     body = await read_json(request, ChatCompletionRequest, services.limits)
-    return json_response(RenderedPrompt(prompt=(await _encoded(request, services, body)).text))
+    return json_response(
+        RenderedPrompt(prompt=(await _encode_conversation(request, services, body)).text)
+    )
 
 
-def _listed(
+def _token_list_response(
     body: TokenizeBody, tokenizer: Tokenizer, token_ids: TokenIds, *, max_model_len: int | None
 ) -> Response:
-    spelled = tokenizer.backend.id_to_token
+    """The response with the tokens, in the form that the body asks for."""
+    vocabulary_text = tokenizer.backend.id_to_token
     return json_response(
         TokenList(
-            tokens=[_piece(tokenizer, each) for each in token_ids]
+            tokens=[_token_piece(tokenizer, each) for each in token_ids]
             if body.with_pieces
             else list(token_ids),
             count=len(token_ids),
             max_model_len=max_model_len,
-            token_strs=[spelled(each) or "" for each in token_ids]
+            token_strs=[vocabulary_text(each) or "" for each in token_ids]
             if body.return_token_strs
             else None,
         )
     )
 
 
-async def _encoded(
+async def _encode_conversation(
     request: Request, services: Services, body: ChatCompletionRequest
 ) -> EncodedPrompt:
+    """Encode the conversation in the body as the prompt of a chat request."""
     context = context_of(request, services, cache_salt=body.cache_salt)
-    (asked,), _ = body.plan(context)
+    (generation_request,), _ = body.plan(context)
     context.time_limit_seconds()  # refuses an invalid header, although no limit applies here
-    request.scope[RECORD].model = asked.model
-    return await services.gateway.encode(asked)
+    request.scope[RECORD].model = generation_request.model
+    return await services.gateway.encode(generation_request)
 
 
-def _piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:
-    raw = tokenizer.pieces.all_bytes(token_id)
+def _token_piece(tokenizer: Tokenizer, token_id: int) -> TokenPiece:
+    """A token with its text, or with its bytes if they are not valid UTF-8."""
+    token_bytes = tokenizer.pieces.all_bytes(token_id)
     try:
-        piece: Any = raw.decode()
+        piece: Any = token_bytes.decode()
     except UnicodeDecodeError:
-        piece = list(raw)
+        piece = list(token_bytes)
     return TokenPiece(id=token_id, piece=piece)
 
 

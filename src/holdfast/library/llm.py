@@ -375,7 +375,7 @@ class LLM:
         question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
         if question is not None:
             self._layouts.learn(self._client.call(question), model=model)
-        return self._layouts.known(taken, model=model)
+        return self._layouts.prompt_and_layouts(taken, model=model)
 
     def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
         if adapter and adapter not in self._adapters:

@@ -173,7 +173,7 @@ def test_the_remembered_answer_equals_the_shown_one(name: str, reason: FinishRea
         deltas = [event for event in events if not isinstance(event, ChoiceFinished)]
         encoded = found.dialect.markers.encode(text)
         read = meaning_of_text(
-            encoded, found.answer_reader(TOOLS), cut=reason is FinishReason.LENGTH
+            encoded, found.answer_reader(TOOLS), was_cut_off=reason is FinishReason.LENGTH
         )
         assert meaning_of_deltas(deltas) in (read, None), case
 

@@ -138,7 +138,7 @@ def test_forms_are_remembered_within_bounds() -> None:
 def test_empty_arguments_take_room_too() -> None:
     forms = FirstForms(max_bytes=10_000)
     for number in range(1000):
-        forms.arguments("", call_id=f"call_{number}")
+        forms.remember_arguments("", call_id=f"call_{number}")
     assert len(forms._forms._entries) < 100
 
 
@@ -319,7 +319,7 @@ def test_a_later_turn_is_canonical_like_a_whole_conversation(
             made = []
             for forms, least in ((remembering, 0), (forgetful, 1 << 30)):
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr(beginnings, "_LEAST_LENGTH", least)
+                    patch.setattr(beginnings, "_MIN_LENGTH", least)
                     patch.setattr(beginnings, "_END_LENGTH", 8)
                     made.append(
                         module.canonical(

@@ -152,7 +152,7 @@ WRITTEN: CallFormat = Written()
 )
 def test_calls_omitted_by_a_template_are_written_into_the_text(content: Any, expected: Any) -> None:
     ready = with_habits(
-        [answer("f", content=content), result("x-1", "1")], ToolHabits(written=WRITTEN)
+        [answer("f", content=content), result("x-1", "1")], ToolHabits(written_calls_format=WRITTEN)
     )
     assert ready[0]["content"] == expected
     assert "tool_calls" not in ready[0]
@@ -174,7 +174,12 @@ def test_messages_without_tools_are_unchanged() -> None:
     assert (
         with_habits(
             messages,
-            ToolHabits(id_form="alnum9", parallel=False, written=WRITTEN, answer_after_results=""),
+            ToolHabits(
+                id_form="alnum9",
+                parallel=False,
+                written_calls_format=WRITTEN,
+                answer_after_results="",
+            ),
         )
         == messages
     )

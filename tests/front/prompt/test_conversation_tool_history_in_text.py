@@ -14,8 +14,8 @@ from holdfast.front.prompt.conversation import (
     RoleHabits,
     ToolHabits,
     tools_in_text,
-    tools_told,
     with_roles,
+    with_tools_described,
 )
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.request import ChatPrompt
@@ -62,13 +62,15 @@ def test_tools_are_described_in_the_system_message(before: list[Message]) -> Non
 
 
 def test_tools_may_be_described_in_another_syntax() -> None:
-    first, *rest = tools_told(conversation({"role": "system", "content": "Be kind."}), [TOOL], FORM)
+    first, *rest = with_tools_described(
+        conversation({"role": "system", "content": "Be kind."}), [TOOL], FORM
+    )
     assert rest == conversation()
     assert first["content"].startswith("Be kind.\n\n# Tools")
     assert json.dumps(TOOL["function"], ensure_ascii=False) in first["content"]
     assert "CALL first_function" in first["content"]
     assert "<tool_call>" not in first["content"]
-    assert tools_told(conversation(), [], FORM) == conversation()
+    assert with_tools_described(conversation(), [], FORM) == conversation()
 
 
 def test_without_tools_the_messages_are_unchanged() -> None:
@@ -113,7 +115,7 @@ STRICT = (
 
 def test_a_strict_template_without_system_role_still_serves_tools() -> None:
     template = ChatTemplate({"default": STRICT}, special_tokens={}).with_tool_habits(
-        ToolHabits(in_text=FORM)
+        ToolHabits(tools_in_text_format=FORM)
     )
     messages = (
         *conversation({"role": "system", "content": "Be kind."}),

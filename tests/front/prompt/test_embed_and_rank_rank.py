@@ -96,11 +96,11 @@ def test_a_trained_reranker_is_asked_in_qwens_form() -> None:
         False,
         {YES, NO},
     )
-    assert asked.first is not None
-    shared = asked.first.prompt_token_ids
+    assert asked.shared_prefix is not None
+    shared = asked.shared_prefix.prompt_token_ids
     assert all(each.prompt_token_ids[: len(shared)] == shared for each in asked.sequences)
-    assert (asked.first.is_kept, asked.first.max_tokens) == (True, 0)
-    assert ranked("alone", method="yes_no").first is None
+    assert (asked.shared_prefix.is_kept, asked.shared_prefix.max_tokens) == (True, 0)
+    assert ranked("alone", method="yes_no").shared_prefix is None
 
 
 def test_control_texts_in_a_document_are_plain_text() -> None:

@@ -290,13 +290,16 @@ def test_layouts_and_refusals_are_remembered_by_model(tmp_path: Path) -> None:
     layouts.learn(ImageAnswer(call_id="", layouts=(LAYOUTS[CAT],)), model="one")
     assert missing(taken(CAT, DOG), "one") == (DOG,)
     assert missing(taken(CAT), "two") == (CAT,)
-    assert layouts.known(taken(CAT), model="one") == (taken(CAT).prompt, {CAT: LAYOUTS[CAT]})
+    assert layouts.prompt_and_layouts(taken(CAT), model="one") == (
+        taken(CAT).prompt,
+        {CAT: LAYOUTS[CAT]},
+    )
     layouts.learn(ImageAnswer(call_id="", failures={DOG: "too wide"}), model="one")
     assert missing(taken(CAT, DOG), "one") == ()
     with pytest.raises(InvalidRequest, match="too wide") as misfit:
-        layouts.known(taken(CAT, DOG, new=[DOG]), model="one")
+        layouts.prompt_and_layouts(taken(CAT, DOG, new=[DOG]), model="one")
     assert misfit.value.field == "messages.1"
-    prompt, found = layouts.known(taken(CAT, DOG, new=[CAT]), model="one")
+    prompt, found = layouts.prompt_and_layouts(taken(CAT, DOG, new=[CAT]), model="one")
     assert prompt.messages[0] == user(image(CAT))
     assert prompt.messages[1] == user({"type": "text", "text": UNREADABLE_NOTE})
     assert found == {CAT: LAYOUTS[CAT]}

@@ -53,7 +53,7 @@ def recalled(
 ) -> tuple[PastAnswers, list[str]]:
     """The answers of a conversation, and the thoughts that are added to its messages."""
     past = PastAnswers(known)
-    sent = (known.sent(message, tenant=tenant) for message in messages)
+    sent = (known.sent_answer(message, tenant=tenant) for message in messages)
     return past, ["" if each is None else past.recall(each) for each in sent]
 
 
@@ -72,7 +72,7 @@ def test_an_answer_is_recalled_as_generated_tokens() -> None:
     past = recall(known, [{"role": "user", "content": "abba"}, answer("abba")])
     # white space is ignored
     assert placed(past, "U:abba|A: abba |U:A:abba|") == [PlacedAnswer(9, 15, TokenIds.of((7, 8)))]
-    assert known.count(past, placed=1) == 0
+    assert known.count_dropped(past, placed_answers=1) == 0
     assert (known.put_back_answers, known.dropped_tokens) == (1, 0)
 
 
@@ -120,7 +120,7 @@ def test_an_answer_that_retokenizes_equally_is_not_restored() -> None:
     known.add(said("abc"), [1, 2, 3], is_as_tokenized=True)
     past = recall(known, [answer("abc")])
     assert placed(past, "A:abc|") == []
-    assert known.count(past, placed=0) == 0
+    assert known.count_dropped(past, placed_answers=0) == 0
 
 
 def test_another_tenants_answers_are_not_used() -> None:
@@ -179,7 +179,7 @@ def test_an_answer_returned_without_its_thought_counts_as_lost_once() -> None:
     def lost(text: str, tenant: str = "") -> int:
         past = recall(known, sent, tenant=tenant)
         placed(past, text)
-        return known.count(past, placed=0)
+        return known.count_dropped(past, placed_answers=0)
 
     whole, cut = f"A:<think>{thought}</think>Yes|U:Is it?|A:No|", "A:Yes|U:Is it?|A:No|"
     assert [lost(whole), lost(cut, "another"), lost(cut), lost(cut)] == [0, 0, 4, 0]
@@ -189,7 +189,7 @@ def test_an_answer_returned_without_its_thought_counts_as_lost_once() -> None:
 
 def test_foreign_history_does_not_count_as_lost() -> None:
     known = KnownAnswers()
-    assert known.count(recall(known, [answer("I never said that")]), placed=0) == 0
+    assert known.count_dropped(recall(known, [answer("I never said that")]), placed_answers=0) == 0
 
 
 def test_messages_that_no_template_accepts_are_no_known_answers() -> None:

@@ -123,12 +123,12 @@ def test_a_text_is_parsed_once() -> None:
     texts = ReadTexts(max_characters=40)
     expected = AnswerMeaning("a", "b")
     assert (
-        texts.meaning("<think>a</think>b", form, context="")
-        == texts.meaning("<think>a</think>b", form, context="")
+        texts.meaning("<think>a</think>b", form, reader_context="")
+        == texts.meaning("<think>a</think>b", form, reader_context="")
         == expected
     )
     assert len(made) == 1
-    texts.meaning("<think>a</think>b", form, context="other tools")
-    texts.meaning("x" * 30, form, context="")
-    texts.meaning("<think>a</think>b", form, context="")
+    texts.meaning("<think>a</think>b", form, reader_context="other tools")
+    texts.meaning("x" * 30, form, reader_context="")
+    texts.meaning("<think>a</think>b", form, reader_context="")
     assert len(made) == 4  # it was forgotten and is made again

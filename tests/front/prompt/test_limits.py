@@ -119,13 +119,13 @@ def test_a_token_outside_the_vocabulary_is_refused_with_its_position(
     ],
 )
 def test_the_size_of_a_value_is_its_parts_and_depth(value: Any, nesting: tuple[int, int]) -> None:
-    assert nesting_of(value, most_parts=100) == nesting
+    assert nesting_of(value, max_parts=100) == nesting
 
 
 def test_counting_stops_at_the_limit() -> None:
     itself: list[Any] = []
     itself.append([itself, itself])
-    assert nesting_of(itself, most_parts=50).parts > 50
+    assert nesting_of(itself, max_parts=50).parts > 50
 
 
 # A model's recommended values fill only the fields that the client left open.

@@ -91,7 +91,7 @@ def switch(source: str) -> ThinkingSwitch:
 
 
 def options(source: str, effort: ThinkingEffort) -> dict[str, Any]:
-    return switch(source).asked(Thinking(effort=effort))
+    return switch(source).options_for(Thinking(effort=effort))
 
 
 def test_a_boolean_switch_means_low_effort_when_off() -> None:
@@ -135,9 +135,9 @@ def test_modes_have_words_for_on_and_off() -> None:
 
 def test_a_budget_uses_the_templates_own_option() -> None:
     found = switch(BUDGET)
-    assert found.asked(Thinking(effort="off")) == {"thinking_budget": 0}
-    assert found.asked(Thinking(budget_tokens=777)) == {"thinking_budget": 777}
-    assert found.asked(Thinking(effort="on")) == {"thinking_budget": -1}
+    assert found.options_for(Thinking(effort="off")) == {"thinking_budget": 0}
+    assert found.options_for(Thinking(budget_tokens=777)) == {"thinking_budget": 777}
+    assert found.options_for(Thinking(effort="on")) == {"thinking_budget": -1}
 
 
 def test_some_templates_have_a_separate_low_effort_switch() -> None:
@@ -146,13 +146,13 @@ def test_some_templates_have_a_separate_low_effort_switch() -> None:
 
 
 def test_a_budget_enables_thinking_and_zero_disables_it() -> None:
-    assert switch(TOGGLE).asked(Thinking(budget_tokens=100)) == {"enable_thinking": True}
-    assert switch(TOGGLE).asked(Thinking(budget_tokens=0)) == {"enable_thinking": False}
+    assert switch(TOGGLE).options_for(Thinking(budget_tokens=100)) == {"enable_thinking": True}
+    assert switch(TOGGLE).options_for(Thinking(budget_tokens=0)) == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("source", [TOGGLE, PRINTED, WORDS, MODES, BUDGET, BODY])
 def test_without_a_request_no_option_is_set(source: str) -> None:
-    assert switch(source).asked(Thinking()) == {}
+    assert switch(source).options_for(Thinking()) == {}
 
 
 def test_a_named_option_without_effect_is_ignored() -> None:

@@ -68,7 +68,7 @@ PICKY = "{% if messages[0].content == 'loop' %}" + NESTED_RANGES + "{% endif %}"
 
 @pytest.fixture(autouse=True)
 def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    processes = RenderProcesses(seconds=0.3)
+    processes = RenderProcesses(cpu_seconds=0.3)
     monkeypatch.setattr(template_process, "PROCESSES", processes)
     yield
     processes.close()

@@ -102,7 +102,7 @@ def test_a_later_turn_is_read_like_a_first_one(
     memory, tokenizer = TokenMemory(), tokenizers[kind]
     text = ""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beginnings, "_LEAST_LENGTH", 0)
+        patch.setattr(beginnings, "_MIN_LENGTH", 0)
         patch.setattr(beginnings, "_END_LENGTH", 8)
         patch.setattr(text_splits, "_SHORT_CHARACTERS", 1 if short else 64)
         patch.setattr(text_splits, "_LONG_CHARACTERS", 3 if short else 80)
@@ -110,7 +110,7 @@ def test_a_later_turn_is_read_like_a_first_one(
             text += turn
             for part, asked in enumerate((text, text[:edited] + "x" + text[edited:])):
                 tenant = tenants[2 * number + part]
-                opened = memory.opened(asked, tokenizer, frame=FRAME, tenant=tenant)
+                opened = memory.cut_prompt(asked, tokenizer, frame=FRAME, tenant=tenant)
                 assert list(opened.candidates) == list(FRAME.candidates(asked))
                 known = [min(place, len(asked)) for place in places]
                 found = memory.tokens_of(asked, tokenizer, tenant=tenant, places=known)
@@ -148,13 +148,13 @@ def test_known_positions_outlive_forgotten_pieces(
     frame = FRAME if framed else None
     text = ""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beginnings, "_LEAST_LENGTH", 0)
+        patch.setattr(beginnings, "_MIN_LENGTH", 0)
         patch.setattr(beginnings, "_END_LENGTH", 8)
         for turn, first, second, *forgets in turns:
             text += turn
             if forgets[0]:
                 forget_pieces(memory)
-            opened = memory.opened(text, tokenizer, frame=frame)
+            opened = memory.cut_prompt(text, tokenizer, frame=frame)
             memory.check_invariants()
             places = [min(place, len(text)) for place in first]
             if places:  # of images, for example
@@ -192,7 +192,7 @@ def test_meanings_are_read_again_only_for_other_tools() -> None:
 
     def turn(text: str, tools: list[dict[str, str]]) -> list[str]:
         read.clear()
-        opened = memory.opened(text, tokenizer, frame=FRAME, tools=tools)
+        opened = memory.cut_prompt(text, tokenizer, frame=FRAME, tools=tools)
         for (span,) in opened.candidates:
             assert opened.meaning(span, meaning).content == text[span.start : span.end]
         return list(read)
@@ -209,11 +209,11 @@ def test_a_prompt_takes_the_place_of_its_earlier_turn() -> None:
     text = ""
     for number in range(40):
         text += f"{HEADER}{'hello ' * 1000}{number}{END}"
-        memory.opened(text, tokenizer)
+        memory.cut_prompt(text, tokenizer)
         memory.check_invariants()
     assert len(memory._prompts.items()) == 1
     for number in range(100):
-        memory.opened(f"{number} {text[:5000]}", tokenizer)
+        memory.cut_prompt(f"{number} {text[:5000]}", tokenizer)
     assert len(memory._prompts.items()) <= 64
     memory.check_invariants()
 
@@ -227,7 +227,7 @@ def test_a_prompt_takes_at_most_the_memory_that_is_counted(word: str) -> None:
         taken = tracemalloc.get_traced_memory()[0]
         for turn in range(2):
             asked = f"{text}{turn}"
-            opened = memory.opened(asked, tokenizer, frame=FRAME, tools=())
+            opened = memory.cut_prompt(asked, tokenizer, frame=FRAME, tools=())
             for spans in opened.candidates:
                 for span in spans:
                     opened.meaning(span, lambda said: AnswerMeaning(content=said))
@@ -250,7 +250,7 @@ def test_the_prompts_of_four_agents_are_remembered_by_default() -> None:
     agents = [f"{agent} {turns}" for agent in range(4)]
     for text in agents:
         assert len(text) > 400_000
-        memory.opened(text, tokenizer, frame=FRAME)
+        memory.cut_prompt(text, tokenizer, frame=FRAME)
         memory.tokens_of(text, tokenizer)
     assert [prompt.text for prompt in memory._prompts.items()] == agents
 

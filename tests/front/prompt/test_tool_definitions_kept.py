@@ -152,7 +152,9 @@ def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> Non
     def turn(arguments: Any, tenant: str = "") -> Any:
         message = {"role": "assistant", "tool_calls": [call_with(arguments, **fields)]}
         sent = ChatPrompt(messages=(copy.deepcopy(message),))
-        prompt, _ = canonical(sent, forms, guard=guard, past=PastAnswers(known), tenant=tenant)
+        prompt, _ = canonical(
+            sent, forms, guard=guard, past_answers=PastAnswers(known), tenant=tenant
+        )
         (message,) = prompt.messages
         ready = template_message(message, keep_parts=False, arguments_as_text=False, field="")
         return ready["tool_calls"][0]["function"]

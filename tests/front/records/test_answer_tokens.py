@@ -35,7 +35,7 @@ def kept(folder: Path) -> Path:
 
 
 def write(folder: Path, *answers: tuple[str, bytes], most_bytes: int = 1 << 20) -> None:
-    file = AnswerFile(folder, most_bytes=most_bytes)
+    file = AnswerFile(folder, max_bytes=most_bytes)
     for name, body in answers:
         file.put(secret(name), StoredAnswer(b"tag", body))
     file.close()
@@ -135,7 +135,7 @@ def test_a_locked_file_loses_only_answers(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_the_least_recently_used_answers_make_room(folder: Path) -> None:
-    file = AnswerFile(folder, most_bytes=1000)
+    file = AnswerFile(folder, max_bytes=1000)
     for number in range(10):
         file.put(secret(f"{number}"), StoredAnswer(b"tag", bytes(180)))
     file.close()

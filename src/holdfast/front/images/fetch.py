@@ -42,14 +42,14 @@ _READ_BYTES: Final = 1 << 16
 _PORTS: Final = {"http": 80, "https": 443}
 # Networks that `ipaddress` considers public in some versions of Python: protocol assignments with
 # Teredo, relays, documentation (RFC 9637), and 6to4, which embeds IPv4 addresses.
-_SPECIAL: Final = [
+_SPECIAL_NETWORKS: Final = [
     ipaddress.ip_network(network)
     for network in "192.0.0.0/24 192.88.99.0/24 2001::/23 2001:db8::/32 3fff::/20 2002::/16".split()
 ]
 # The only public IPv6 block so far. Outside it, besides private networks, are forms of IPv4
 # addresses: ::a.b.c.d, ::ffff:0:a.b.c.d, and 64:ff9b:1::/48 (NAT64 of a local network).
 _PUBLIC_IPV6: Final = ipaddress.ip_network("2000::/3")
-_IN_PATHS: Final = "/?%:=&~#+!$,;'@()*[]"  # characters of URLs that are sent unchanged
+_UNQUOTED: Final = "/?%:=&~#+!$,;'@()*[]"  # characters of URLs that are sent unchanged
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _HEADERS: Final = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "holdfast"}
 
@@ -57,8 +57,8 @@ _HEADERS: Final = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Age
 class DaemonThreads(Executor):
     """A thread pool that a process does not wait for when it ends, even while a thread is busy."""
 
-    def __init__(self, most: int, *, name: str) -> None:
-        self._most = most
+    def __init__(self, max_threads: int, *, name: str) -> None:
+        self._max_threads = max_threads
         self._name = name
         self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
         self._tasks = queue.SimpleQueue()
@@ -72,7 +72,7 @@ class DaemonThreads(Executor):
             if self._is_shut_down:
                 raise RuntimeError("the threads are shut down")
             self._tasks.put((future, partial(fn, *args, **kwargs)))
-            if self._threads < self._most:
+            if self._threads < self._max_threads:
                 self._threads += 1
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
         return future
@@ -90,6 +90,7 @@ class DaemonThreads(Executor):
                 self._tasks.put(None)
 
     def _run(self) -> None:
+        """Carry out tasks until None comes. Runs on each of the threads."""
         while task := self._tasks.get():
             future, work = task
             if future.set_running_or_notify_cancel():
@@ -116,12 +117,13 @@ def is_public(address: _Address) -> bool:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
         if address.scope_id is not None or address not in _PUBLIC_IPV6:
             return False
-    if any(address in network for network in _SPECIAL):
+    if any(address in network for network in _SPECIAL_NETWORKS):
         return False
     return address.is_global and not address.is_multicast and address not in _own_addresses()
 
 
 def _own_addresses() -> set[_Address]:
+    """The addresses of this machine's network interfaces, some of which may be public."""
     return {
         ipaddress.ip_address(each.address.partition("%")[0])
         for interface in psutil.net_if_addrs().values()
@@ -142,17 +144,17 @@ def fetch_image(
     deadline = time.monotonic() + seconds
     try:
         for _ in range(_MOST_REDIRECTS + 1):
-            parts = _checked_url(url)
-            with _response(parts, is_allowed=is_allowed, deadline=deadline) as response:
+            url_parts = _checked_url(url)
+            with _response(url_parts, is_allowed=is_allowed, deadline=deadline) as response:
                 location = response.getheader("Location")
                 if response.status in _REDIRECTS and location:
                     url = urljoin(url, location)
                     continue
                 if response.status != http.client.OK:
-                    raise _Refused(f"its server answered with status {response.status}")
+                    raise _FetchRefused(f"its server answered with status {response.status}")
                 return _read_body(response, max_bytes=max_bytes, deadline=deadline)
-        raise _Refused(f"it has more than {_MOST_REDIRECTS} redirects")
-    except _Refused as error:
+        raise _FetchRefused(f"it has more than {_MOST_REDIRECTS} redirects")
+    except _FetchRefused as error:
         reason = str(error)
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = type(error).__name__
@@ -161,18 +163,21 @@ def fetch_image(
     raise InvalidRequest(f"the image cannot be fetched: {reason}", field=field)
 
 
-class _Refused(Exception):
+class _FetchRefused(Exception):
     """The reason why an image is not fetched."""
 
 
 def _checked_url(url: str) -> SplitResult:
+    """The parts of a URL. Raises _FetchRefused unless it is a short http or https URL without a
+    user.
+    """
     if len(url) > _LONGEST_URL:
-        raise _Refused(f"a URL may have at most {_LONGEST_URL:,} characters")
+        raise _FetchRefused(f"a URL may have at most {_LONGEST_URL:,} characters")
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise _Refused("only http and https URLs are allowed")
+        raise _FetchRefused("only http and https URLs are allowed")
     if parts.username is not None or parts.password is not None:
-        raise _Refused("a URL must not contain a user name")
+        raise _FetchRefused("a URL must not contain a user name")
     return parts
 
 
@@ -186,33 +191,33 @@ def _response(
     connection = http.client.HTTPConnection(host, port)
     connection.default_port = _PORTS[parts.scheme]  # which the Host header leaves out
     sock = _connected(host, port, is_allowed=is_allowed, deadline=deadline)
-    with _ShutDownAt(deadline) as held, contextlib.closing(connection):
-        connection.sock = held.watch_socket(sock)
+    with _SocketDeadline(deadline) as socket_closer, contextlib.closing(connection):
+        connection.sock = socket_closer.watch_socket(sock)
         if parts.scheme == "https":
             # this moves the connection to another socket, so the handshake must wait for `watch_socket`
-            secure = ssl.create_default_context().wrap_socket(
+            tls_socket = ssl.create_default_context().wrap_socket(
                 sock, server_hostname=host, do_handshake_on_connect=False
             )
-            connection.sock = held.watch_socket(secure)
-            secure.do_handshake()
+            connection.sock = socket_closer.watch_socket(tls_socket)
+            tls_socket.do_handshake()
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        path = quote(path, safe=_IN_PATHS)
+        path = quote(path, safe=_UNQUOTED)
         connection.request("GET", path, headers=_HEADERS)
         with connection.getresponse() as response:
             yield response
 
 
-class _ShutDownAt:
+class _SocketDeadline:
     """Closes a socket, and shuts it down at a deadline so that blocked reads and writes return."""
 
     def __init__(self, deadline: float) -> None:
         self._sock: socket.socket | None = None
         self._is_over = False
         self._lock = threading.Lock()
-        self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._end)
+        self._timer = threading.Timer(max(0.0, deadline - time.monotonic()), self._shut_down)
         self._timer.daemon = True
 
-    def __enter__(self) -> _ShutDownAt:
+    def __enter__(self) -> _SocketDeadline:
         self._timer.start()
         return self
 
@@ -223,14 +228,17 @@ class _ShutDownAt:
                 self._sock.close()
 
     def watch_socket(self, sock: socket.socket) -> socket.socket:
-        """Shut this socket down, in place of an earlier one."""
+        """Close or shut down this socket from now on, in place of an earlier one. Raises
+        TimeoutError if the deadline has passed.
+        """
         with self._lock:
             self._sock = sock
             if self._is_over:
                 raise TimeoutError
         return sock
 
-    def _end(self) -> None:
+    def _shut_down(self) -> None:
+        """Shut the socket down, so that a thread that is blocked in it continues with an error."""
         with self._lock:
             self._is_over = True
             if self._sock is not None:
@@ -241,48 +249,51 @@ class _ShutDownAt:
 
 def _connected(host: str, port: int, *, is_allowed: AddressTest, deadline: float) -> socket.socket:
     """Connect to an address of a host, after all of its addresses were checked."""
-    looking_up = _LOOKUPS.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    lookup = _LOOKUPS.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = looking_up.result(max(0.0, deadline - time.monotonic()))
+        addresses = lookup.result(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
-        looking_up.cancel()
+        lookup.cancel()
         raise
     except (OSError, UnicodeError) as error:
-        raise _Refused("its host has no address") from error
-    for *_, target in found:
+        raise _FetchRefused("its host has no address") from error
+    for *_, target in addresses:
         if not is_allowed(ipaddress.ip_address(target[0])):
-            raise _Refused("its host has a private address")
-    problem: OSError | None = None
-    for family, kind, protocol, _, target in found:
-        sock = socket.socket(family, kind, protocol)
+            raise _FetchRefused("its host has a private address")
+    last_error: OSError | None = None
+    for family, socket_type, protocol, _, target in addresses:
+        sock = socket.socket(family, socket_type, protocol)
         try:
             sock.settimeout(max(0.001, deadline - time.monotonic()))
             sock.connect(target)
             if not is_allowed(ipaddress.ip_address(sock.getpeername()[0])):
-                raise _Refused("its host has a private address")
+                raise _FetchRefused("its host has a private address")
             return sock
         except OSError as error:
             sock.close()
-            problem = error
-        except _Refused:
+            last_error = error
+        except _FetchRefused:
             sock.close()
             raise
-    raise problem or _Refused("its host has no address")
+    raise last_error or _FetchRefused("its host has no address")
 
 
 def _read_body(response: http.client.HTTPResponse, *, max_bytes: int, deadline: float) -> bytes:
+    """The body of the response. Raises _FetchRefused if it is too large or incomplete, and
+    TimeoutError.
+    """
     too_large = f"it has more than {max_bytes:,} bytes"
     if (response.length or 0) > max_bytes:
-        raise _Refused(too_large)
+        raise _FetchRefused(too_large)
     pieces = []
-    size = 0
+    received_bytes = 0
     while piece := response.read(_READ_BYTES):
         pieces.append(piece)
-        size += len(piece)
-        if size > max_bytes:
-            raise _Refused(too_large)
+        received_bytes += len(piece)
+        if received_bytes > max_bytes:
+            raise _FetchRefused(too_large)
         if time.monotonic() >= deadline:
             raise TimeoutError
     if response.length:
-        raise _Refused("its server closed the connection too early")
+        raise _FetchRefused("its server closed the connection too early")
     return b"".join(pieces)

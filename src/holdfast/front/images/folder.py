@@ -23,8 +23,8 @@ from holdfast.errors import WorkerUnavailable
 from holdfast.files import atomic_write
 from holdfast.models.image_files import image_name, is_image_name
 
-_TORN = re.compile(r"\.[0-9a-f]{60}\..+")  # see `atomic_write`
-_TORN_SECONDS = 3600.0
+_UNFINISHED_FILE = re.compile(r"\.[0-9a-f]{60}\..+")  # the temporary files of `atomic_write`
+_UNFINISHED_SECONDS = 3600.0
 _KEPT_SHARE = 0.9  # of the allowed space, so that a full folder is not scanned for every image
 
 
@@ -45,9 +45,8 @@ class ImageFolder:
         self._total_bytes: int | None = None  # of all files; None: not counted yet
         self._lock = threading.RLock()  # held while files are read, written and removed
         self._holds: Counter[str] = Counter()  # number of holds by image
-        self._held_lock = (
-            threading.Lock()
-        )  # never held for long: `release_images` is for event loops
+        # never held for long, because `release_images` is called on event loops
+        self._holds_lock = threading.Lock()
 
     def hold_image(self, data: bytes, *, tenant: str = "") -> str:
         """Hold the image with these bytes, so that its file is not removed until `release_images`.
@@ -56,9 +55,9 @@ class ImageFolder:
         """
         name = image_name(data, tenant=tenant)
         with self._lock:  # so that no other thread removes the file before it is held
-            if not self._has(name, data):
-                self._put(name, data)
-            with self._held_lock:
+            if not self._use_existing(name, data):
+                self._write_file(name, data)
+            with self._holds_lock:
                 self._holds[name] += 1
         return name
 
@@ -67,15 +66,15 @@ class ImageFolder:
         file is gone, or must be checked against its hash.
         """
         with self._lock:
-            if not self._is_there(name):
+            if not self._use_verified(name):
                 return False
-            with self._held_lock:
+            with self._holds_lock:
                 self._holds[name] += 1
         return True
 
     def release_images(self, names: Iterable[str]) -> None:
         """Let files be removed again, once for each hold. Does not wait for the disk."""
-        with self._held_lock:
+        with self._holds_lock:
             self._holds.subtract(names)
             self._holds = +self._holds
 
@@ -86,28 +85,28 @@ class ImageFolder:
 
     def check_invariants(self) -> None:
         """Assert that what is known of the files is true."""
-        with self._lock, self._held_lock:
+        with self._lock, self._holds_lock:
             assert all(count > 0 for count in self._holds.values()), "an image is held negatively"
             for name, size in self._sizes.items():
                 status = (self.path / name).stat()
                 assert status.st_size == size, "a size is wrong"
                 assert stat.S_IMODE(status.st_mode) == 0o600, "others can read an image"
 
-    def _has(self, name: str, data: bytes) -> bool:
-        """Whether the image's file exists and is undamaged. If so, this is a use of the image."""
-        if self._is_there(name):
+    def _use_existing(self, name: str, data: bytes) -> bool:
+        """Mark the image's file as used if it exists and is undamaged. Returns False otherwise."""
+        if self._use_verified(name):
             return True
         try:
             if (self.path / name).read_bytes() != data:
-                return False  # `_put` replaces the file
+                return False  # `_write_file` replaces the file
         except OSError:
             return False
         self._sizes[name] = len(data)
-        return self._is_there(name)
+        return self._use_verified(name)
 
-    def _is_there(self, name: str) -> bool:
-        """Whether the file of an image exists and its contents have been verified. If so, also
-        marks it as used.
+    def _use_verified(self, name: str) -> bool:
+        """Mark the file of an image as used if it exists and its contents were verified before.
+        Returns False otherwise.
         """
         if name not in self._sizes:
             return False
@@ -118,52 +117,58 @@ class ImageFolder:
             return False
         return True
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _write_file(self, name: str, data: bytes) -> None:
+        """Write the image's file, and remove others if there are too many. Raises
+        WorkerUnavailable.
+        """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             with atomic_write(self.path / name) as file:
                 file.write(data)
             self._sizes[name] = len(data)
             if self._total_bytes is not None:
-                self._total_bytes += len(data)  # too much if a file was replaced: `_evict` counts
-            self._evict(keep=name)
+                # too much if a file was replaced; `_evict` counts them
+                self._total_bytes += len(data)
+            self._evict(kept_name=name)
         except OSError as error:
             raise WorkerUnavailable(f"images cannot be kept: {error}") from error
 
-    def _evict(self, *, keep: str) -> None:
+    def _evict(self, *, kept_name: str) -> None:
         """If the files take more than the allowed space, remove the least recently used.
 
-        Images may be released while this runs, but none is held, because `hold_image` has the lock.
+        Images may be released while this runs, but no new hold begins, because the caller has the lock.
+
+        kept_name: an image that is not removed, although it is not held yet.
         """
         if self._total_bytes is not None and self._total_bytes <= self._max_bytes:
             return
-        self._remove_torn()
+        self._remove_unfinished()
         files = self._files()
-        total = sum(size for _, size, _ in files)
+        total_bytes = sum(size for _, size, _ in files)
         for _, size, name in sorted(files):
-            if total <= self._max_bytes * _KEPT_SHARE:
+            if total_bytes <= self._max_bytes * _KEPT_SHARE:
                 break
-            with self._held_lock:
+            with self._holds_lock:
                 is_held = name in self._holds
-            if name == keep or is_held:
+            if name == kept_name or is_held:
                 continue
             (self.path / name).unlink(missing_ok=True)
             self._sizes.pop(name, None)
-            total -= size
-        self._total_bytes = total
+            total_bytes -= size
+        self._total_bytes = total_bytes
 
-    def _remove_torn(self) -> None:
+    def _remove_unfinished(self) -> None:
         """Remove files that a process was writing when it died."""
         with os.scandir(self.path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    is_ours = _TORN.fullmatch(entry.name) is not None
-                    if is_ours and entry.stat().st_mtime < time.time() - _TORN_SECONDS:
+                    is_ours = _UNFINISHED_FILE.fullmatch(entry.name) is not None
+                    if is_ours and entry.stat().st_mtime < time.time() - _UNFINISHED_SECONDS:
                         os.unlink(entry.path)
 
     def _files(self) -> list[tuple[float, int, str]]:
         """All images in the folder: time of the last use, size and name."""
-        found = []
+        files = []
         with os.scandir(self.path) as entries:
             for entry in entries:
                 if not is_image_name(entry.name):
@@ -171,5 +176,5 @@ class ImageFolder:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
-                        found.append((status.st_mtime, status.st_size, entry.name))
-        return found
+                        files.append((status.st_mtime, status.st_size, entry.name))
+        return files

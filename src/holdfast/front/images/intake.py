@@ -49,7 +49,7 @@ _FETCHED_AT_ONCE: Final = 4
 _READ_AT_ONCE: Final = 2  # each holds the bytes of one image
 _MOST_REMEMBERED: Final = 20_000  # sources
 _EARLIER_SHARE: Final = 0.3  # of the remaining time, for fetching an image of an earlier turn
-_BATCHES: Final = 4  # of the images that a request may have; see `_within_limit`
+_LEFT_OUT_BATCHES: Final = 4  # images are left out in batches of this fraction of the limit
 _TEXT_ONLY: Final = "this model reads text only"
 
 
@@ -58,7 +58,7 @@ class PromptWithImages:
     """A prompt with the names of its images in place of their sources.
 
     fields: for each image, the request field that contains it, for error messages. new: the images
-    that must not be left out.
+    in the user's latest message, which must not be left out.
     """
 
     prompt: ChatPrompt
@@ -74,14 +74,14 @@ class PromptWithImages:
         """
         for name, reason in unusable.items():
             if name in self.new:
-                is_size = reason.startswith(ImageTooLarge.BEGINNING)
-                refused = ImageTooLarge if is_size else InvalidRequest
-                raise refused(reason, field=self.fields[name])
+                is_too_large = reason.startswith(ImageTooLarge.BEGINNING)
+                error_type = ImageTooLarge if is_too_large else InvalidRequest
+                raise error_type(reason, field=self.fields[name])
 
-        def readable(name: Any) -> dict[str, str]:
+        def part_of_image(name: Any) -> dict[str, str]:
             return note_part(UNREADABLE_NOTE) if name in unusable else {"type": IMAGE, IMAGE: name}
 
-        return _with_parts(self.prompt, readable) if unusable else self.prompt
+        return _with_parts(self.prompt, part_of_image) if unusable else self.prompt
 
 
 class ImageIntake:
@@ -94,12 +94,14 @@ class ImageIntake:
         *,
         is_allowed: AddressTest = is_public,
     ) -> None:
-        """folder: see `ImageFolder`. is_allowed: whether images may be fetched from an address."""
+        """folder: of the files that workers read; created when the first image is written.
+        is_allowed: whether images may be fetched from an address.
+        """
         self.folder = ImageFolder(folder, max_bytes=settings.disk_bytes)
         self.max_pixels = settings.max_pixels
         self._settings = settings
         self._is_allowed = is_allowed
-        # names by tenant and source; empty: could not be fetched
+        # names of images by tenant and source; empty: the image could not be fetched
         self._names: LruCache[tuple[str, SourceKey], str] = LruCache(_MOST_REMEMBERED)
         self._readers = ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="read images")
         self._fetchers = DaemonThreads(_FETCHED_AT_ONCE, name="fetch images")
@@ -119,44 +121,51 @@ class ImageIntake:
         the images cannot be written.
         """
         prompt, sources = self._within_limit(prompt)
-        with _HeldImages(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
+        with _HeldImages(self.folder, tenant, seconds=self._settings.check_seconds) as held_images:
             try:
                 async with awake_timeout(self._settings.check_seconds):
-                    found = await asyncio.gather(
-                        *(self._store(source, hold, is_new) for source, is_new in sources.items()),
+                    names_or_errors = await asyncio.gather(
+                        *(
+                            self._store(source, held_images, is_new)
+                            for source, is_new in sources.items()
+                        ),
                         return_exceptions=True,
                     )
             except TimeoutError:
-                raise self._too_slow() from None
-            yield _with_names(prompt, dict(zip(sources, found, strict=True)), new=_new(sources))
+                raise self._timeout_error() from None
+            yield _with_names(
+                prompt, dict(zip(sources, names_or_errors, strict=True)), new=_new(sources)
+            )
 
     @contextlib.contextmanager
     def stored_here(self, prompt: ChatPrompt, *, tenant: str = "") -> Iterator[PromptWithImages]:
         """Like `stored`, but on the current thread, without an event loop."""
         prompt, sources = self._within_limit(prompt)
-        with _HeldImages(self.folder, tenant, seconds=self._settings.check_seconds) as hold:
-            found: dict[ImageSource, str | BaseException] = {}
+        with _HeldImages(self.folder, tenant, seconds=self._settings.check_seconds) as held_images:
+            names_or_errors: dict[ImageSource, str | BaseException] = {}
             for source, is_new in sources.items():
                 try:
-                    found[source] = self._store_here(source, hold, is_new)
+                    names_or_errors[source] = self._store_here(source, held_images, is_new)
                 except InvalidRequest as refusal:
-                    found[source] = refusal
-            yield _with_names(prompt, found, new=_new(sources))
+                    names_or_errors[source] = refusal
+            yield _with_names(prompt, names_or_errors, new=_new(sources))
 
-    async def _store(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> str:
-        run = asyncio.get_running_loop().run_in_executor
+    async def _store(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
+        """Store an image on other threads, and hold its file. Returns its name."""
+        run_on = asyncio.get_running_loop().run_in_executor
         threads = self._fetchers if source.url and is_new else self._readers
-        name = await run(threads, self._reuse_known, source, hold, is_new)
+        name = await run_on(threads, self._hold_known_image, source, held_images, is_new)
         if name:
             return name
         threads = self._fetchers if source.url else self._readers
-        return await run(threads, self._store_new, source, hold, is_new)
+        return await run_on(threads, self._store_new_image, source, held_images, is_new)
 
-    def _store_here(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> str:
-        known = self._reuse_known(source, hold, is_new)
-        return known or self._store_new(source, hold, is_new)
+    def _store_here(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
+        """Store an image on this thread, and hold its file. Returns its name."""
+        known_name = self._hold_known_image(source, held_images, is_new)
+        return known_name or self._store_new_image(source, held_images, is_new)
 
-    def _reuse_known(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> str:
+    def _hold_known_image(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
         """Hold an image that the same tenant has sent before. Returns its name; empty if it is
         unknown, or if it must be fetched because its URL is in a new message.
 
@@ -164,17 +173,19 @@ class ImageIntake:
         """
         if source.problem or (source.url and is_new):
             return ""
-        name = self._names.get((hold.tenant, source.key()))
+        name = self._names.get((held_images.tenant, source.key()))
         if name == "":
             raise source.refused("the image could not be fetched before")
-        return name if name and hold.add_again(name) else ""
+        return name if name and held_images.add_again(name) else ""
 
-    def _store_new(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> str:
-        name = hold.add(self._bytes_of(source, hold, is_new))
-        self._names.put((hold.tenant, source.key()), name)
+    def _store_new_image(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> str:
+        """Decode or fetch an image, store and hold its file, and remember its name."""
+        name = held_images.add(self._bytes_of(source, held_images, is_new))
+        self._names.put((held_images.tenant, source.key()), name)
         return name
 
-    def _bytes_of(self, source: ImageSource, hold: _HeldImages, is_new: bool) -> bytes:
+    def _bytes_of(self, source: ImageSource, held_images: _HeldImages, is_new: bool) -> bytes:
+        """The bytes of an image, decoded or fetched. Raises InvalidRequest."""
         if not source.url:
             return source.decoded(max_bytes=self._settings.max_bytes)
         if not self._settings.urls:
@@ -182,18 +193,18 @@ class ImageIntake:
                 "this server does not fetch images; send the image as a data URL, or set "
                 "images.urls = true on the server"
             )
-        seconds = hold.deadline - time.monotonic()
+        remaining_seconds = held_images.deadline - time.monotonic()
         try:
             return fetch_image(
                 source.url,
                 field=source.field,
                 max_bytes=self._settings.max_bytes,
                 # leaves time to continue without this image of an earlier turn
-                seconds=seconds if is_new else seconds * _EARLIER_SHARE,
+                seconds=remaining_seconds if is_new else remaining_seconds * _EARLIER_SHARE,
                 is_allowed=self._is_allowed,
             )
         except InvalidRequest:
-            self._names.put((hold.tenant, source.key()), "")
+            self._names.put((held_images.tenant, source.key()), "")
             raise
 
     def _within_limit(self, prompt: ChatPrompt) -> tuple[ChatPrompt, dict[ImageSource, bool]]:
@@ -204,27 +215,28 @@ class ImageIntake:
         and their prompts stay cached.
         """
         sources = _sources(prompt.messages)
-        most = self._settings.max_count
-        new = [source for source, is_new in sources.items() if is_new]
-        if len(new) > most:
+        max_images = self._settings.max_count
+        new_sources = [source for source, is_new in sources.items() if is_new]
+        if len(new_sources) > max_images:
             raise InvalidRequest(
-                f"a message may have at most {most:,} images, got {len(new):,}",
-                field=new[most].field,
+                f"a message may have at most {max_images:,} images, got {len(new_sources):,}",
+                field=new_sources[max_images].field,
             )
-        excess = len(sources) - most
-        if excess <= 0:
+        excess_images = len(sources) - max_images
+        if excess_images <= 0:
             return prompt, sources
-        batch = max(1, most // _BATCHES)
-        old = [source for source, is_new in sources.items() if not is_new]
-        left_out = {*old[: -(-excess // batch) * batch]}
+        batch_images = max(1, max_images // _LEFT_OUT_BATCHES)
+        old_sources = [source for source, is_new in sources.items() if not is_new]
+        left_out = {*old_sources[: -(-excess_images // batch_images) * batch_images]}
 
-        def shown(source: ImageSource) -> dict[str, Any]:
+        def part_of_image(source: ImageSource) -> dict[str, Any]:
             return note_part(TOO_MANY_NOTE) if source in left_out else image_part(source)
 
         remaining = {source: is_new for source, is_new in sources.items() if source not in left_out}
-        return _with_parts(prompt, shown), remaining
+        return _with_parts(prompt, part_of_image), remaining
 
-    def _too_slow(self) -> WorkerUnavailable:
+    def _timeout_error(self) -> WorkerUnavailable:
+        """The error when the images were not stored in time."""
         return WorkerUnavailable(
             "the images of the request could not be fetched and kept within "
             f"{self._settings.check_seconds:g} s; please try again"
@@ -234,15 +246,16 @@ class ImageIntake:
 def _sources(messages: Sequence[Mapping[str, Any]]) -> dict[ImageSource, bool]:
     """The images of a conversation in order, and whether each is new."""
     sources: dict[ImageSource, bool] = {}
-    newest = newest_user(messages)
-    for place, message in enumerate(messages):
+    newest_user_index = newest_user(messages)
+    for index, message in enumerate(messages):
         if not isinstance(message.get("content"), str):
-            sources |= dict.fromkeys(images_in([message]), place == newest)
+            sources |= dict.fromkeys(images_in([message]), index == newest_user_index)
     assert all(isinstance(source, ImageSource) for source in sources), "not from a protocol"
     return sources
 
 
 def _new(sources: Mapping[ImageSource, bool]) -> frozenset[ImageSource]:
+    """The images in the user's latest message."""
     return frozenset(source for source, is_new in sources.items() if is_new)
 
 
@@ -292,19 +305,22 @@ class _HeldImages:
         self._folder.release_images(names)
 
     def add(self, data: bytes) -> str:
-        """See `ImageFolder.hold_image`."""
+        """Hold the image with these bytes, and store it if it is new. Returns its name."""
         name = self._folder.hold_image(data, tenant=self.tenant)
-        self._remember(name)
+        self._record_hold(name)
         return name
 
     def add_again(self, name: str) -> bool:
-        """See `ImageFolder.hold_existing`."""
-        is_there = self._folder.hold_existing(name)
-        if is_there:
-            self._remember(name)
-        return is_there
+        """Hold an image that is already stored. Returns False if it is no longer available."""
+        is_stored = self._folder.hold_existing(name)
+        if is_stored:
+            self._record_hold(name)
+        return is_stored
 
-    def _remember(self, name: str) -> None:
+    def _record_hold(self, name: str) -> None:
+        """Record a hold, to be released at the end of the request; at once if the request has
+        ended.
+        """
         with self._lock:
             if not self._is_over:
                 self._names.append(name)
@@ -314,28 +330,28 @@ class _HeldImages:
 
 def _with_names(
     prompt: ChatPrompt,
-    found: Mapping[ImageSource, str | BaseException],
+    names_or_errors: Mapping[ImageSource, str | BaseException],
     *,
     new: Container[ImageSource],
 ) -> PromptWithImages:
     """The prompt with the names of its images, and notes in place of images without a name.
 
-    Raises the exception found instead of a name, except an InvalidRequest for an image that is not
-    new.
+    Raises the exception that there is instead of a name, except an InvalidRequest for an image that
+    is not new.
     """
     names: dict[ImageSource, str] = {}
-    for source, name in found.items():
+    for source, name in names_or_errors.items():
         if isinstance(name, str):
             names[source] = name
         elif source in new or not isinstance(name, InvalidRequest):
             raise name
 
-    def named(source: ImageSource) -> dict[str, Any]:
+    def part_of_image(source: ImageSource) -> dict[str, Any]:
         name = names.get(source)
         return note_part(UNREADABLE_NOTE) if name is None else {"type": IMAGE, IMAGE: name}
 
     return PromptWithImages(
-        prompt=_with_parts(prompt, named) if found else prompt,
+        prompt=_with_parts(prompt, part_of_image) if names_or_errors else prompt,
         fields={name: source.field for source, name in names.items()},
         new=frozenset(name for source, name in names.items() if source in new),
     )

@@ -25,10 +25,10 @@ _MEDIA_TYPE: Final = re.compile(r"[a-z]{1,20}/[a-zA-Z0-9.+-]{1,60}")
 _SPACE: Final = re.compile(r"\s+")
 _WEB: Final = ("http://", "https://")
 _DIGEST_DIGITS: Final = 12
-_KINDS: Final = frozenset({IMAGE, "image_url", "input_image"})  # types of parts
+_PART_TYPES: Final = frozenset({IMAGE, "image_url", "input_image"})  # types of parts
 _SYSTEM: Final = frozenset({"system", "developer"})
-_REFUSAL: Final = "why it is refused"  # key of an error in an unreadable part
-_NAMES: Final = ("image_url", "source", "image", "data", "url")  # of the image, within a part
+_REFUSAL_KEY: Final = "why it is refused"  # key of an error in an unreadable part
+_IMAGE_KEYS: Final = ("image_url", "source", "image", "data", "url")  # of the image, within a part
 
 
 SourceKey: TypeAlias = tuple[int, int, int]
@@ -61,7 +61,7 @@ class ImageSource:
         if self.problem:
             raise self.refused(self.problem)
         size = len(self.data) or (len(self.text) - self.begins_at) * 3 // 4
-        if size > max_bytes + 2:
+        if size > max_bytes + 2:  # base64's padding counts as up to 2 bytes
             raise ImageTooLarge(
                 f"it has about {size:,} bytes, but at most {max_bytes:,} are allowed",
                 field=self.field,
@@ -105,18 +105,18 @@ def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
 
     field: the request field that contains the part.
     """
-    for name in _NAMES:
-        if (given := part.get(name)) is not None:
-            at = f"{field}.{name}"
-            if isinstance(given, bytes):  # only from the library
-                return ImageSource(field=at, data=given)
-            if isinstance(given, ImageSource):  # only from the library
-                return given
-            kind = part.get("media_type") or part.get("mimeType")
-            if isinstance(given, Mapping):
-                kind = given.get("media_type") or kind
-                given = given.get("url") or given.get("data")
-            return text_source(given, at, media_type=kind)
+    for name in _IMAGE_KEYS:
+        if (image := part.get(name)) is not None:
+            image_field = f"{field}.{name}"
+            if isinstance(image, bytes):  # only from the library
+                return ImageSource(field=image_field, data=image)
+            if isinstance(image, ImageSource):  # only from the library
+                return image
+            media_type = part.get("media_type") or part.get("mimeType")
+            if isinstance(image, Mapping):
+                media_type = image.get("media_type") or media_type
+                image = image.get("url") or image.get("data")
+            return text_source(image, image_field, media_type=media_type)
     if part.get("file_id") is not None:
         return ImageSource(
             field=f"{field}.file_id",
@@ -125,37 +125,37 @@ def image_source(part: Mapping[str, Any], field: str) -> ImageSource:
     return ImageSource(field=field, problem="the part has no image")
 
 
-def text_source(given: Any, field: str, *, media_type: Any = None) -> ImageSource:
+def text_source(text: Any, field: str, *, media_type: Any = None) -> ImageSource:
     """The image that a text contains or refers to: a data URL, an http(s) URL, or base64."""
-    kind = media_type if isinstance(media_type, str) else ""
-    if not isinstance(given, str) or not given:
+    stated_type = media_type if isinstance(media_type, str) else ""
+    if not isinstance(text, str) or not text:
         return ImageSource(field=field, problem="an image must be a URL or base64 text")
-    if given[:8].lower().startswith(_WEB):
-        return ImageSource(field=field, url=given)
+    if text[:8].lower().startswith(_WEB):
+        return ImageSource(field=field, url=text)
     begins_at = 0
-    if given[:5].lower() == "data:":
-        head = _DATA_URL.match(given)
-        if head is None:
+    if text[:5].lower() == "data:":
+        data_url = _DATA_URL.match(text)
+        if data_url is None:
             return ImageSource(
                 field=field, problem="a data URL must have the form data:image/png;base64,…"
             )
-        kind = head["type"] or kind
-        begins_at = head.end()
-    elif ":" in given[:40]:
+        stated_type = data_url["type"] or stated_type
+        begins_at = data_url.end()
+    elif ":" in text[:40]:
         return ImageSource(
             field=field, problem="an image must be a data URL, an http or https URL, or base64 text"
         )
-    named = kind if _MEDIA_TYPE.fullmatch(kind) else ""
-    if kind and "/" in kind and not kind.lower().startswith("image/"):
+    valid_type = stated_type if _MEDIA_TYPE.fullmatch(stated_type) else ""
+    if stated_type and "/" in stated_type and not stated_type.lower().startswith("image/"):
         return ImageSource(
             field=field,
-            media_type=named,
+            media_type=valid_type,
             problem="the media type must be an image type",
-            shown=f", not {kind[:40]!r}",
+            shown=f", not {stated_type[:40]!r}",
         )
-    if begins_at == len(given):
-        return ImageSource(field=field, media_type=named, problem="the image is empty")
-    return ImageSource(field=field, media_type=named, text=given, begins_at=begins_at)
+    if begins_at == len(text):
+        return ImageSource(field=field, media_type=valid_type, problem="the image is empty")
+    return ImageSource(field=field, media_type=valid_type, text=text, begins_at=begins_at)
 
 
 def image_part(source: ImageSource) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def image_part(source: ImageSource) -> dict[str, Any]:
 
 def is_image_kind(kind: str) -> bool:
     """Whether clients send images in parts of this type."""
-    return kind in _KINDS
+    return kind in _PART_TYPES
 
 
 def with_image(part: Mapping[str, Any], field: str) -> dict[str, Any]:
@@ -208,10 +208,10 @@ def _for_log(part: Any) -> Any:
 
 def newest_user(messages: Sequence[Mapping[str, Any]]) -> int | None:
     """The index of the user's latest message; None if an answer follows it."""
-    for place in reversed(range(len(messages))):
-        if messages[place].get("role") == "user":
-            return place
-        if messages[place].get("role") == "assistant":
+    for index in reversed(range(len(messages))):
+        if messages[index].get("role") == "user":
+            return index
+        if messages[index].get("role") == "assistant":
             return None
     return None
 
@@ -228,7 +228,7 @@ def note_part(text: str) -> dict[str, Any]:
 
 def unreadable_part(note: str, refusal: InvalidRequest) -> dict[str, Any]:
     """A part that no model here reads, until `with_notes` decides about it."""
-    return {**note_part(note), _REFUSAL: refusal}
+    return {**note_part(note), _REFUSAL_KEY: refusal}
 
 
 def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[tuple[dict[str, Any], ...], bool]:
@@ -239,31 +239,33 @@ def with_notes(messages: Iterable[dict[str, Any]]) -> tuple[tuple[dict[str, Any]
     message, with no answer after it. Anywhere else it must not be an error, because otherwise every
     later turn of the conversation would fail.
     """
-    ready: list[dict[str, Any]] = []
-    unreadable: list[int] = []
+    ready_messages: list[dict[str, Any]] = []
+    unreadable_indices: list[int] = []
     has_images = False
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
             has_images = has_images or any(map(is_image, content))
             if any(map(_is_unreadable, content)):
-                unreadable.append(len(ready))
-        ready.append(message)
-    for place in unreadable:
-        message = ready[place]
+                unreadable_indices.append(len(ready_messages))
+        ready_messages.append(message)
+    for index in unreadable_indices:
+        message = ready_messages[index]
         parts = message["content"]
         is_new_system = message.get("role") in _SYSTEM and not any(
-            each.get("role") == "assistant" for each in ready[place:]
+            each.get("role") == "assistant" for each in ready_messages[index:]
         )
-        if place == newest_user(ready) or is_new_system:
-            raise next(part[_REFUSAL] for part in parts if _is_unreadable(part))
-        noted = [note_part(part["text"]) if _is_unreadable(part) else part for part in parts]
-        ready[place] = {**message, "content": noted}
-    return tuple(ready), has_images
+        if index == newest_user(ready_messages) or is_new_system:
+            raise next(part[_REFUSAL_KEY] for part in parts if _is_unreadable(part))
+        parts_with_notes = [
+            note_part(part["text"]) if _is_unreadable(part) else part for part in parts
+        ]
+        ready_messages[index] = {**message, "content": parts_with_notes}
+    return tuple(ready_messages), has_images
 
 
 def _is_unreadable(part: Any) -> bool:
-    return isinstance(part, Mapping) and isinstance(part.get(_REFUSAL), InvalidRequest)
+    return isinstance(part, Mapping) and isinstance(part.get(_REFUSAL_KEY), InvalidRequest)
 
 
 UNREADABLE_NOTE: Final = "[image left out: it cannot be read]"

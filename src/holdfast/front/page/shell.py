@@ -80,6 +80,7 @@ def shell_response() -> Response:
 
 @cache
 def _shell() -> str:
+    """The HTML of the shell, rendered from its template once."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -99,6 +100,7 @@ def page_files() -> dict[str, PageFile]:
 
 
 def _page_file(path: Path) -> PageFile:
+    """Read a file, and compress it once for all browsers."""
     content = path.read_bytes()
     return PageFile(
         media_type=_TYPES[path.suffix],
@@ -108,12 +110,14 @@ def _page_file(path: Path) -> PageFile:
     )
 
 
-def _view(path: str) -> Operation:
+def _view_operation(path: str) -> Operation:
+    """The operation that shows the HTML shell at the path of a view."""
+
     @operation("GET", path, needs_key=False)
     async def show_view(request: Request, services: Services) -> Response:
         """Show a view of the page for browsers."""
         if not services.server.page:
-            raise _no_page()
+            raise _unknown_page_error()
         return shell_response()
 
     return show_view
@@ -123,36 +127,36 @@ def _view(path: str) -> Operation:
 async def redirect_to_chat(request: Request, services: Services) -> Response:
     """Lead a browser to the first view."""
     if not services.server.page:
-        raise _no_page()
+        raise _unknown_page_error()
     return RedirectResponse(VIEWS["Chat"], headers=SECURITY_HEADERS)
 
 
 @operation("GET", _FILES_PATH + "{path:path}", needs_key=False)
 async def page_file(request: Request, services: Services) -> Response:
     """Send a file that the page loads."""
-    found = page_files().get(request.path_params["path"]) if services.server.page else None
-    if found is None:
-        raise _no_page()
+    file = page_files().get(request.path_params["path"]) if services.server.page else None
+    if file is None:
+        raise _unknown_page_error()
     headers = {
         **SECURITY_HEADERS,
         "cache-control": "no-cache",  # browsers ask again each time, since an upgrade changes files
-        "etag": found.etag,
+        "etag": file.etag,
         "vary": "accept-encoding",
     }
-    if request.headers.get("if-none-match") == found.etag:
+    if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
         headers["content-encoding"] = "gzip"
-        return Response(found.compressed, media_type=found.media_type, headers=headers)
-    return Response(found.content, media_type=found.media_type, headers=headers)
+        return Response(file.compressed, media_type=file.media_type, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
 
 
-def _no_page() -> RequestRefused:
+def _unknown_page_error() -> RequestRefused:
     return RequestRefused("there is no such page", status=404, code="unknown_path")
 
 
 OPERATIONS = (
-    *(_view(path) for path in VIEWS.values() if path != "/"),
+    *(_view_operation(path) for path in VIEWS.values() if path != "/"),
     redirect_to_chat,
     page_file,
 )

@@ -55,7 +55,7 @@ async def front_page(request: Request, services: Services) -> Response:
 
     Requires no key, but the description lists models only to clients that send one.
     """
-    if _is_ollamas(request):
+    if _is_from_ollama_client(request):
         return Response(_OLLAMA, media_type="text/plain", headers=_HEADERS)
     takes_html = "text/html" in request.headers.get("accept", "")
     if takes_html and services.server.page:
@@ -66,13 +66,13 @@ async def front_page(request: Request, services: Services) -> Response:
         f"Holdfast {__version__} at {address}",
         "",
         "models",
-        *_models(request, services),
+        *_model_lines(request, services),
         "",
         "paths",
         *(f"  {each.path:22}{each.summary}" for each in table.operations if each.summary),
         "",
         "try",
-        _example(address, needs_key=services.needs_key),
+        _example_command(address, needs_key=services.needs_key),
         "",
         _DOCUMENTS,
         "",
@@ -83,7 +83,10 @@ async def front_page(request: Request, services: Services) -> Response:
     return Response(text, media_type="text/plain", headers=_HEADERS)
 
 
-def _models(request: Request, services: Services) -> list[str]:
+def _model_lines(request: Request, services: Services) -> list[str]:
+    """A line for each model with its state and context; models are hidden from clients without a
+    key.
+    """
     if not caller_of(request).is_let_in:
         return [f"  {_HIDDEN}"]
     lines = []
@@ -94,7 +97,7 @@ def _models(request: Request, services: Services) -> list[str]:
     return lines or ["  none"]
 
 
-def _is_ollamas(request: Request) -> bool:
+def _is_from_ollama_client(request: Request) -> bool:
     """Whether an Ollama client sent the request.
 
     Ollama clients are programs with "ollama" in their User-Agent and scripts in browsers. Neither
@@ -104,8 +107,8 @@ def _is_ollamas(request: Request) -> bool:
     return "text/html" not in accepts and ("ollama" in agent or "mozilla" in agent)
 
 
-def _example(address: str, *, needs_key: bool) -> str:
-    """An example command, which works once the environment variable contains the key."""
+def _example_command(address: str, *, needs_key: bool) -> str:
+    """A command to try. If a key is needed, it is taken from an environment variable."""
     body = {"messages": [{"role": "user", "content": "Hello!"}]}
     key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if needs_key else ""
     url = shlex.quote(f"{address}/v1/chat/completions")

@@ -52,10 +52,10 @@ _ACCOUNTING_NAME = "x-anthropic-billing-header:"
 _ACCOUNTING = re.compile(rf"^{_ACCOUNTING_NAME}[^\n]*(?:\n+|\Z)", re.MULTILINE)
 # how clients join the parts of a system prompt; the first separator is the one we use
 _SEPARATORS = ("\n", "\n\n", "", " ")
-_ENTRY_BYTES = 256  # overhead of an entry, on top of its text
-_MESSAGE_BYTES = 400  # overhead of a message of a conversation
+_ENTRY_OVERHEAD_BYTES = 256  # overhead of an entry, on top of its text
+_MESSAGE_OVERHEAD_BYTES = 400  # overhead of a message of a conversation
 _COPIES_OF_PART = 3  # a part is stored as sent, with control tokens broken up, and as JSON
-_SHARE = 2  # the conversations get this fraction of the memory
+_CONVERSATIONS_DIVISOR = 2  # the memory for conversations is `max_bytes` divided by this
 _PACKED_HEAD_BYTES = 5  # of a packed tuple: its type and length
 _REFERENCE = "tool_reference"
 _SYSTEM = frozenset({"system", "developer"})
@@ -78,24 +78,28 @@ class FirstForms:
         # results of `message`, by the hash of the exact message and what else they depend on
         self._messages: LruCache[tuple[bytes, Hashable], ReadyMessage] = LruCache(max_bytes)
         # the messages of long conversations, by the packed conversation
-        self._conversations: Beginnings[bytes, _Conversation] = Beginnings(max_bytes // _SHARE)
+        self._conversations: Beginnings[bytes, _Conversation] = Beginnings(
+            max_bytes // _CONVERSATIONS_DIVISOR
+        )
 
     def tool(self, tool: Mapping[str, Any], *, tenant: str = "") -> dict[str, Any]:
         """A tool definition with its keys in their first order."""
-        exact = exact_key(tool, tenant=tenant)
-        known = None if exact is None else self._known(exact)
-        if known is not None:
-            return cast(KeptPart, known)
+        exact_hash = exact_key(tool, tenant=tenant)
+        known_form = None if exact_hash is None else self._known_form(exact_hash)
+        if known_form is not None:
+            return cast(KeptPart, known_form)
         try:
-            ordered = copy.deepcopy(in_usual_order(tool))  # the caller may change the original
-            content = json.dumps(ordered, sort_keys=True)
+            ordered_tool = copy.deepcopy(in_usual_order(tool))  # the caller may change the original
+            content = json.dumps(ordered_tool, sort_keys=True)
         except (TypeError, ValueError, RecursionError):  # not JSON
             return dict(tool)
-        key = _key(tenant, "tool", content)
-        first = self._first_of(key, KeptPart(ordered), _COPIES_OF_PART * len(content))
-        if exact is not None:
-            self._first_of(exact, key, 0)
-        return cast(KeptPart, first)
+        content_hash = _hash_of(tenant, "tool", content)
+        first_form = self._remember_first_form(
+            content_hash, KeptPart(ordered_tool), _COPIES_OF_PART * len(content)
+        )
+        if exact_hash is not None:
+            self._remember_first_form(exact_hash, content_hash, 0)
+        return cast(KeptPart, first_form)
 
     def message(
         self,
@@ -110,16 +114,16 @@ class FirstForms:
 
         depends_on: everything else that the result depends on.
         """
-        exact = exact_key(message, tenant=tenant)
-        known = None if exact is None else self._messages.get((exact, depends_on))
-        if known is not None:
-            return known
-        made = make(message)
-        if exact is None or not isinstance(made.message, dict):
-            return made
-        size = _COPIES_OF_PART * len(marshal.dumps(made.message)) + _ENTRY_BYTES
-        made = made._replace(message=KeptPart(made.message))
-        return self._messages.first((exact, depends_on), made, size=size)
+        exact_hash = exact_key(message, tenant=tenant)
+        known_message = None if exact_hash is None else self._messages.get((exact_hash, depends_on))
+        if known_message is not None:
+            return known_message
+        ready = make(message)
+        if exact_hash is None or not isinstance(ready.message, dict):
+            return ready
+        size = _COPIES_OF_PART * len(marshal.dumps(ready.message)) + _ENTRY_OVERHEAD_BYTES
+        ready = ready._replace(message=KeptPart(ready.message))
+        return self._messages.first((exact_hash, depends_on), ready, size=size)
 
     def beginning(
         self, messages: Sequence[Any], *, depends_on: Hashable, tenant: str
@@ -134,32 +138,38 @@ class FirstForms:
             return call
         arguments, call_id = function.get("arguments"), call.get("id")
         if isinstance(arguments, str) and isinstance(call_id, str) and call_id:
-            settled = canonical_arguments(arguments)
-            arguments = self._first_arguments(arguments, settled, call_id=call_id, tenant=tenant)
+            normalized = canonical_arguments(arguments)
+            arguments = self._first_arguments(arguments, normalized, call_id=call_id, tenant=tenant)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> None:
+    def remember_arguments(self, arguments: str, *, call_id: str, tenant: str = "") -> None:
         """Remember the arguments of a new call (JSON text) as their first form."""
-        settled = canonical_arguments(arguments)
-        self._first_arguments(arguments, settled, call_id=call_id, tenant=tenant)
+        normalized = canonical_arguments(arguments)
+        self._first_arguments(arguments, normalized, call_id=call_id, tenant=tenant)
 
-    def _first_arguments(self, arguments: str, settled: str, *, call_id: str, tenant: str) -> str:
-        key = _key(tenant, "call", call_id, settled)
-        return cast(str, self._first_of(key, arguments, len(arguments)))
+    def _first_arguments(
+        self, arguments: str, normalized: str, *, call_id: str, tenant: str
+    ) -> str:
+        """The arguments of a call in their first form.
+
+        normalized: the arguments in one spelling, by which equal arguments are recognized.
+        """
+        key = _hash_of(tenant, "call", call_id, normalized)
+        return cast(str, self._remember_first_form(key, arguments, len(arguments)))
 
     def system_text(self, parts: Sequence[str], *, tenant: str = "") -> str:
         """The parts of a system prompt joined into one text.
 
         If the same text was sent before with other separators, that first text is returned.
         """
-        ways = list(parts)
+        candidates = list(parts)
         if len(parts) > 1:
-            ways = [separator.join(parts) for separator in _SEPARATORS]
-        keys = [_key(tenant, "system", way) for way in ways]
-        known = (self._forms.get(key) for key in keys)
-        text = next((each for each in known if each is not None), "".join(ways[:1]))
+            candidates = [separator.join(parts) for separator in _SEPARATORS]
+        keys = [_hash_of(tenant, "system", candidate) for candidate in candidates]
+        known_texts = (self._forms.get(key) for key in keys)
+        text = next((each for each in known_texts if each is not None), "".join(candidates[:1]))
         for key in keys:
-            self._first_of(key, text, len(text))
+            self._remember_first_form(key, text, len(text))
         return text
 
     def check_invariants(self) -> None:
@@ -172,23 +182,29 @@ class FirstForms:
                 "the messages are counted wrongly"
             )
 
-    def _known(self, exact: bytes) -> Any:
+    def _known_form(self, exact_hash: bytes) -> Any:
         """The first form of a part, given the hash of the exact text sent; None if it is new."""
-        key = self._forms.get(exact)
-        return None if key is None else self._forms.get(key)
+        content_hash = self._forms.get(exact_hash)
+        return None if content_hash is None else self._forms.get(content_hash)
 
-    def _first_of(self, key: bytes, form: Any, size: int) -> Any:
-        return self._forms.first(key, form, size=size + _ENTRY_BYTES)
+    def _remember_first_form(self, key: bytes, new_form: Any, size: int) -> Any:
+        """The form that is remembered under a key; if there is none, the new form, which is
+        remembered then.
+        """
+        return self._forms.first(key, new_form, size=size + _ENTRY_OVERHEAD_BYTES)
 
 
-def _key(*parts: str) -> bytes:
+def _hash_of(*parts: str) -> bytes:
+    """A hash that identifies these texts as the key of a cache entry."""
     text = "\0".join(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).digest()
 
 
 class ReadyMessage(NamedTuple):
-    """A message in canonical form. answer: set if it may be a known answer. adapted: the message as
-    the chat template expects it; set in a conversation that is rendered.
+    """A message in canonical form.
+
+    answer: set if it may be an answer whose generated tokens are known. adapted: the message as the
+    chat template expects it; set in a conversation that is rendered.
     """
 
     message: Any
@@ -198,8 +214,10 @@ class ReadyMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Conversation:
-    """The messages of a conversation, and where each ends in the packed conversation.
-    depends_on: everything else that they depend on. sizes: the memory of the messages up to each.
+    """The messages of a conversation, and where each ends in the packed conversation, which is the
+    output of `marshal` for all of them.
+
+    depends_on: everything else that the messages depend on.
     """
 
     depends_on: Hashable
@@ -211,58 +229,64 @@ class _Conversation:
 class _Beginning:
     """The messages that a conversation shares with an earlier one of its tenant.
 
-    Packed messages follow one another, so a later turn begins with the bytes of an earlier one.
+    The packed messages follow one another, so a later turn begins with the bytes of an earlier one.
+    messages: the shared ones, in canonical form.
     """
 
     def __init__(
         self,
-        known: Beginnings[bytes, _Conversation],
-        sent: Sequence[Any],
+        conversations: Beginnings[bytes, _Conversation],
+        sent_messages: Sequence[Any],
         *,
         depends_on: Hashable,
         tenant: str,
     ) -> None:
-        self._known = known
-        self._sent = sent
+        self._conversations = conversations
+        self._sent_messages = sent_messages
         self._depends_on = depends_on
         self._tenant = tenant
         try:
-            self._packed = marshal.dumps(tuple(sent), MARSHAL_VERSION)[_PACKED_HEAD_BYTES:]
+            self._packed_messages = marshal.dumps(tuple(sent_messages), MARSHAL_VERSION)[
+                _PACKED_HEAD_BYTES:
+            ]
         except ValueError:  # not JSON
-            self._packed = b""
-        self._earlier, self._shared = known.closest(self._packed, tenant=tenant)
+            self._packed_messages = b""
+        self._earlier, self._shared_bytes = conversations.closest(
+            self._packed_messages, tenant=tenant
+        )
         self.messages: Sequence[ReadyMessage] = ()
         self._ends: Sequence[int] = ()
         self._sizes: Sequence[int] = ()
         if self._earlier is not None and self._earlier.value.depends_on == depends_on:
             earlier = self._earlier.value
-            begun = bisect_right(earlier.ends, self._shared)
-            self.messages, self._ends = earlier.ready[:begun], earlier.ends[:begun]
-            self._sizes = earlier.sizes[:begun]
+            shared_count = bisect_right(earlier.ends, self._shared_bytes)
+            self.messages = earlier.ready[:shared_count]
+            self._ends = earlier.ends[:shared_count]
+            self._sizes = earlier.sizes[:shared_count]
 
     def keep(self, ready: Sequence[ReadyMessage]) -> None:
         """Remember the conversation. ready: its messages, or the first ones.
 
         The packed conversation and the messages are counted, the latter as if `FirstForms` had
-        forgotten them, but not what is derived from them later (`made_once`). Later turns measure
-        only their new messages.
+        forgotten them, but not the values that are derived from them later. Later turns measure only
+        their new messages.
         """
-        if not self._packed:
+        if not self._packed_messages:
             return
         ends = list(self._ends[: len(ready)])  # a message to be continued is not kept
         sizes = list(self._sizes[: len(ready)])
-        for place in range(len(ends), len(ready)):
-            length = len(marshal.dumps(self._sent[place], MARSHAL_VERSION))
+        for index in range(len(ends), len(ready)):
+            length = len(marshal.dumps(self._sent_messages[index], MARSHAL_VERSION))
             ends.append(length + (ends[-1] if ends else 0))
-            size = bytes_of(ready[place]) + _MESSAGE_BYTES
+            size = bytes_of(ready[index]) + _MESSAGE_OVERHEAD_BYTES
             sizes.append(size + (sizes[-1] if sizes else 0))
-        self._known.remember(
-            self._packed,
+        self._conversations.remember(
+            self._packed_messages,
             _Conversation(self._depends_on, ends, sizes, ready),
-            size=len(self._packed) + (sizes[-1] if sizes else 0),
+            size=len(self._packed_messages) + (sizes[-1] if sizes else 0),
             tenant=self._tenant,
             after=self._earlier,
-            shared=self._shared,
+            shared=self._shared_bytes,
         )
 
 
@@ -272,8 +296,8 @@ def canonical(
     *,
     guard: ControlGuard = _UNGUARDED,
     thought: tuple[str, str] = ("", ""),
-    parts_thoughts: bool = False,
-    past: PastAnswers | None = None,
+    moves_thoughts: bool = False,
+    past_answers: PastAnswers | None = None,
     template: ChatTemplate | None = None,
     field: str = "messages",
     tenant: str = "",
@@ -289,9 +313,9 @@ def canonical(
         that contains `<|im_end|>` would end its message. Afterwards, only the template writes
         control texts, with one exception: a message to be continued may begin with a thought.
     thought: the markers around a thought.
-    parts_thoughts: whether thoughts that clients send in the text of answers are moved to the
+    moves_thoughts: whether thoughts that clients send in the text of answers are moved to the
         reasoning field.
-    past: recalls the known answers, and adds the thoughts that the client left out.
+    past_answers: recalls the known answers, and adds the thoughts that the client left out.
     template: None: no messages for a template are made.
     field: the request field of the messages, for errors.
     """
@@ -299,74 +323,93 @@ def canonical(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
         for tool in prompt.tools
     )
-    found = _found_functions(tools, prompt.found_tools)
-    past = past or PastAnswers(KnownAnswers())
-    make = partial(
-        _ready, forms=forms, known=past.known, guard=guard, thought=thought, tenant=tenant
+    found_functions = _functions_by_name(tools, prompt.found_tools)
+    past_answers = past_answers or PastAnswers(KnownAnswers())
+    ready_message = partial(
+        _ready_message,
+        forms=forms,
+        known_answers=past_answers.known_answers,
+        guard=guard,
+        thought=thought,
+        tenant=tenant,
     )
-    made = partial(make, parts_thoughts=parts_thoughts)
-    depends_on = (guard, parts_thoughts)
+    new_ready_message = partial(ready_message, moves_thoughts=moves_thoughts)
+    depends_on = (guard, moves_thoughts)
     beginning = forms.beginning(
-        () if found else prompt.messages, depends_on=(*depends_on, template), tenant=tenant
+        () if found_functions else prompt.messages,
+        depends_on=(*depends_on, template),
+        tenant=tenant,
     )
-    begun = beginning.messages
-    kept: list[ReadyMessage] = []
+    shared_messages = beginning.messages
+    kept_messages: list[ReadyMessage] = []
     messages: list[Any] = []
     adapted: list[Message] = []
-    for place, sent in enumerate(prompt.messages):
-        at = f"{field}.{place}"
-        if prompt.continue_last and place == len(prompt.messages) - 1:
-            ready = make(_with_definitions(sent, found), is_continued=True)
-        elif place < len(begun):
-            ready = begun[place]
-            kept.append(ready)
+    for index, sent_message in enumerate(prompt.messages):
+        message_field = f"{field}.{index}"
+        if prompt.continue_last and index == len(prompt.messages) - 1:
+            ready = ready_message(
+                _with_definitions(sent_message, found_functions), is_continued=True
+            )
+        elif index < len(shared_messages):
+            ready = shared_messages[index]
+            kept_messages.append(ready)
         else:
-            message = _with_definitions(sent, found)
-            ready = forms.message(message, made, depends_on=depends_on, tenant=tenant)
+            message = _with_definitions(sent_message, found_functions)
+            ready = forms.message(message, new_ready_message, depends_on=depends_on, tenant=tenant)
             if template is not None:
-                ready = ready._replace(adapted=template.adapted(ready.message, field=at))
-            kept.append(ready)
-        shown, for_template = ready.message, ready.adapted
-        if ready.answer is not None and (reasoning := past.recall(ready.answer)):
-            shown = {**shown, REASONING_FIELDS[0]: guard(reasoning)}
-            for_template = None
-        messages.append(shown)
+                ready = ready._replace(adapted=template.adapted(ready.message, field=message_field))
+            kept_messages.append(ready)
+        canonical_message, adapted_message = ready.message, ready.adapted
+        if ready.answer is not None and (reasoning := past_answers.recall(ready.answer)):
+            canonical_message = {**canonical_message, REASONING_FIELDS[0]: guard(reasoning)}
+            adapted_message = None
+        messages.append(canonical_message)
         if template is not None:
-            adapted.append(changeable(for_template or template.adapted(shown, field=at)))
-    beginning.keep(kept)
-    made_prompt = msgspec.structs.replace(
+            adapted.append(
+                changeable(
+                    adapted_message or template.adapted(canonical_message, field=message_field)
+                )
+            )
+    beginning.keep(kept_messages)
+    canonical_prompt = msgspec.structs.replace(
         prompt,
         messages=tuple(messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in tools),
         found_tools=tuple(map(guard, prompt.found_tools)),
         template_options=guarded_value(prompt.template_options, guard),
     )
-    return made_prompt, adapted
+    return canonical_prompt, adapted
 
 
-def _found_functions(tools: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+def _functions_by_name(tools: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """The definitions of the tools with these names, by name."""
     functions = (tool["function"] for tool in tools if names)
     return {each["name"]: each for each in functions if each["name"] in names}
 
 
-def _ready(
+def _ready_message(
     message: Any,
     *,
     forms: FirstForms,
-    known: KnownAnswers,
+    known_answers: KnownAnswers,
     guard: ControlGuard,
     thought: tuple[str, str],
     tenant: str,
-    parts_thoughts: bool = False,
+    moves_thoughts: bool = False,
     is_continued: bool = False,
 ) -> ReadyMessage:
-    ready = _canonical_message(message, forms, tenant)
-    if parts_thoughts:
-        ready = _with_thought_apart(ready, *thought)
-    shown = _guarded_message(ready, guard)
+    """Bring a message into canonical form, with control texts broken up.
+
+    thought: the markers around a thought. moves_thoughts: whether a thought in the text is moved to
+    the reasoning field. is_continued: whether the model is to continue this message.
+    """
+    unguarded = _canonical_message(message, forms, tenant)
+    if moves_thoughts:
+        unguarded = _with_separate_thought(unguarded, *thought)
+    guarded = _guarded_message(unguarded, guard)
     if is_continued and thought[0]:
-        shown = _with_open_thought(shown, ready, guard, *thought)
-    return ReadyMessage(shown, known.sent(ready, tenant=tenant))
+        guarded = _with_open_thought(guarded, unguarded, guard, *thought)
+    return ReadyMessage(guarded, known_answers.sent_answer(unguarded, tenant=tenant))
 
 
 def _with_definitions(message: Any, definitions: dict[str, Any]) -> Any:
@@ -386,6 +429,7 @@ def _with_definitions(message: Any, definitions: dict[str, Any]) -> Any:
 
 
 def _is_reference(part: Any) -> bool:
+    """Whether a content part refers to the tool that the model has searched for and found."""
     return (
         isinstance(part, dict)
         and part.get("type") == _REFERENCE
@@ -394,6 +438,9 @@ def _is_reference(part: Any) -> bool:
 
 
 def _definition(name: str, definitions: dict[str, Any]) -> dict[str, str]:
+    """The part that tells the model about a tool. Its definition is taken out of `definitions`, so
+    that it is written only once.
+    """
     text = f"The tool {name} can be called from now on."
     if name in definitions:
         text += f" This is its definition:\n{json.dumps(definitions.pop(name), ensure_ascii=False)}"
@@ -407,53 +454,56 @@ def _canonical_message(message: Any, forms: FirstForms, tenant: str) -> Any:
     """
     if not isinstance(message, dict):
         return message
-    ready = dict(message)
+    canonical_message = dict(message)
     parts = content_texts(message.get("content"))
     if parts is not None and message.get("role") in _SYSTEM:
         text = forms.system_text(_without_accounting(parts), tenant=tenant)
-        ready["content"] = text or None
+        canonical_message["content"] = text or None
     elif parts is not None:
-        ready["content"] = joined(parts) or None
+        canonical_message["content"] = joined(parts) or None
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
-        ready["tool_calls"] = [forms.call(call, tenant=tenant) for call in calls]
-    return ready
+        canonical_message["tool_calls"] = [forms.call(call, tenant=tenant) for call in calls]
+    return canonical_message
 
 
 def _without_accounting(parts: Sequence[str]) -> list[str]:
-    kept = []
+    """The parts without accounting headers. A part that was nothing else is left out."""
+    kept_parts = []
     for part in parts:
-        rest = _ACCOUNTING.sub("", part) if _ACCOUNTING_NAME in part else part
-        if rest == part or rest.strip():
-            kept.append(rest)
-    return kept
+        remaining_text = _ACCOUNTING.sub("", part) if _ACCOUNTING_NAME in part else part
+        if remaining_text == part or remaining_text.strip():
+            kept_parts.append(remaining_text)
+    return kept_parts
 
 
 def _guarded_message(message: Any, guard: ControlGuard) -> Any:
+    """The message with control texts broken up in all of its texts, names and call arguments."""
     if not isinstance(message, dict):
         return message
-    ready = {
+    guarded = {
         key: guarded_value(value, guard.name if key in _NAMES else guard)
         for key, value in message.items()
         if key != "tool_calls"
     }
     calls = message.get("tool_calls")
     if isinstance(calls, list | tuple):
-        ready["tool_calls"] = [_guarded_call(call, guard) for call in calls]
-    return ready
+        guarded["tool_calls"] = [_guarded_call(call, guard) for call in calls]
+    return guarded
 
 
 def _guarded_call(call: Any, guard: ControlGuard) -> Any:
+    """The call with control texts broken up in its name, arguments and other fields."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return guarded_value(call, guard)
-    ready = guarded_value({**call, "function": None}, guard)
-    ready["function"] = {
+    guarded = guarded_value({**call, "function": None}, guard)
+    guarded["function"] = {
         **guarded_value({**function, "arguments": None}, guard),
         "name": guarded_value(function.get("name"), guard.name),
         "arguments": _guarded_arguments(function.get("arguments"), guard),
     }
-    return ready
+    return guarded
 
 
 def _guarded_arguments(arguments: Any, guard: ControlGuard) -> Any:
@@ -468,10 +518,10 @@ def _guarded_arguments(arguments: Any, guard: ControlGuard) -> Any:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return guard(arguments)
-    safe = _guarded_keys(value, guard)
+    guarded = _guarded_keys(value, guard)
     # The text may have more than the value: of members with the same key, only the last one counts.
-    is_safe = safe == value and guard(arguments) == arguments
-    return arguments if is_safe else json.dumps(safe, ensure_ascii=False)
+    is_unchanged = guarded == value and guard(arguments) == arguments
+    return arguments if is_unchanged else json.dumps(guarded, ensure_ascii=False)
 
 
 def _guarded_keys(value: Any, guard: ControlGuard) -> Any:
@@ -486,30 +536,42 @@ def _guarded_keys(value: Any, guard: ControlGuard) -> Any:
     return guarded_value(value, guard)
 
 
-def _with_open_thought(ready: Any, message: Any, guard: ControlGuard, start: str, end: str) -> Any:
+def _with_open_thought(
+    guarded_message: Any, message: Any, guard: ControlGuard, start: str, end: str
+) -> Any:
     """The guarded message to be continued, with the markers of its leading thought restored."""
     content = message.get("content") if isinstance(message, dict) else None
-    before, found, rest = content.partition(start) if isinstance(content, str) else ("", "", "")
-    if not found or before.strip():
-        return ready
-    thought, closing, text = rest.partition(end)
-    return {**ready, "content": f"{before}{found}{guard(thought)}{closing}{guard(text)}"}
+    text_before, start_found, text_after = (
+        content.partition(start) if isinstance(content, str) else ("", "", "")
+    )
+    if not start_found or text_before.strip():
+        return guarded_message
+    thought, end_found, text = text_after.partition(end)
+    return {
+        **guarded_message,
+        "content": f"{text_before}{start_found}{guard(thought)}{end_found}{guard(text)}",
+    }
 
 
 def _guarded_tool(tool: Any, guard: ControlGuard) -> Any:
+    """The definition with control texts broken up; made only once for a remembered definition."""
     if isinstance(tool, KeptPart):
         return made_once(tool, guard, lambda: KeptPart(guarded_value(tool, guard)))
     return guarded_value(tool, guard)
 
 
-def _with_thought_apart(message: Any, start: str, end: str) -> Any:
+def _with_separate_thought(message: Any, start: str, end: str) -> Any:
+    """The message with the thought at the beginning of its text moved to the reasoning field.
+
+    start, end: the markers around a thought.
+    """
     if not isinstance(message, dict) or message.get("role") != "assistant":
         return message
     content = message.get("content")
     if not isinstance(content, str) or reasoning_of(message):
         return message
-    before, found, rest = content.partition(start)
-    thought, closing, text = rest.partition(end)
-    if not found or not closing or before.strip():
+    text_before, start_found, text_after = content.partition(start)
+    thought, end_found, text = text_after.partition(end)
+    if not start_found or not end_found or text_before.strip():
         return message
     return {**message, REASONING_FIELDS[0]: thought.strip("\n"), "content": text.lstrip("\n")}

@@ -1,8 +1,8 @@
-"""Recognizes how a model writes calls and thoughts, and how its template handles them (its habits,
-`ToolHabits`).
+"""Recognizes how a model writes calls and thoughts (its *dialect*), and how its template handles
+them (its *habits*).
 
 When a model is loaded, its added tokens and the words in its chat template suggest model families.
-A family is chosen if its calls can be rendered by the template and read back
+A family is *proven*, and may be chosen, if its calls can be rendered by the template and read back
 (`template_probes.prove`).
 """
 
@@ -73,14 +73,14 @@ _SILENT_MARKS: Final = (
 # ordinary text that a model puts around the whole visible answer, if the template names it (Hunyuan
 # A13B)
 _FRAMES: Final = (("<answer>", "</answer>"),)
-_IN_TEXT: Final = "hermes"
-_BRIDGES: Final = ("", "OK.")  # answers to try between a result and a user message
+_TEXT_FAMILY: Final = "hermes"  # its call format is used when tools are described as text
+_ANSWERS_BETWEEN: Final = ("", "OK.")  # answers to try between a result and a user message
 _MAX_OPENING = 2000  # characters of a generation prompt
 # grammars treat a token of this form as special, even if it is not declared so
-_TAG = re.compile(r"<.+>")
+_TAG_PATTERN = re.compile(r"<.+>")
 _MIN_MARKER = 3  # characters: shorter added tokens are runs of white space and single letters
 _QUESTION = {"role": "user", "content": "Hello!"}
-_ASKED: Final = ChatPrompt(messages=(_QUESTION,))
+_FIRST_TURN: Final = ChatPrompt(messages=(_QUESTION,))
 _WITH_THOUGHT: Final = ChatPrompt(
     messages=(
         _QUESTION,
@@ -131,6 +131,8 @@ class FoundDialect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
+    """A family that was tried, and how well it fits."""
+
     dialect: ModelDialect
     habits: ToolHabits  # what the template requires with this dialect
     proof: Proof  # whether rendered calls were read back unchanged
@@ -149,44 +151,56 @@ def find_dialect(
 
     config: tokenizer_config.json.
     """
-    tokens = {token.content for token in tokenizer.backend.get_added_tokens_decoder().values()}
+    added_tokens = {
+        token.content for token in tokenizer.backend.get_added_tokens_decoder().values()
+    }
     source = "" if template is None else template.with_tools
-    shown = "" if template is None else template.try_render(_WITH_THOUGHT)
-    reasoning = _reasoning_for(source, tokens, shown=shown)
+    probe_text = "" if template is None else template.try_render(_WITH_THOUGHT)
+    reasoning = _reasoning_for(source, added_tokens, probe_text=probe_text)
     if template is None:
-        return FoundDialect(dialect=_dialect("", None, reasoning, tokenizer))
-    search = _Search(template, tokenizer, reasoning, tokens)
+        return FoundDialect(dialect=_make_dialect("", None, reasoning, tokenizer))
+    search = _Search(template, tokenizer, reasoning, added_tokens)
     parser_type = str(config.get("tool_parser_type", ""))
-    names = families_for(source, tokens, parser_type=parser_type, model_type=model_type)
-    named = families_for(source, (), parser_type="", model_type="")
-    found, why = search.by_family(
-        names if search.shows_tools else [name for name in named if name != _IN_TEXT]
+    matching_families = families_for(
+        source, added_tokens, parser_type=parser_type, model_type=model_type
     )
-    if found is None:
-        found = search.in_text(names)
-    adapted = template.with_tool_habits(found.habits)
+    # those that the template itself names; only these are tried if it shows no tools
+    named_families = families_for(source, (), parser_type="", model_type="")
+    candidate, why = search.by_family(
+        matching_families
+        if search.shows_tools
+        else [name for name in named_families if name != _TEXT_FAMILY]
+    )
+    if candidate is None:
+        candidate = search.in_text(matching_families)
+    adapted = template.with_tool_habits(candidate.habits)
     switch = find_switch(template)
     return FoundDialect(
         dialect=_with_ends(
-            replace(found.dialect, frame=_frame_for(source, tokens)), adapted, tokenizer
+            replace(candidate.dialect, frame=_frame_for(source, added_tokens)), adapted, tokenizer
         ),
         template=adapted,
         switch=switch,
         report=DialectReport(
-            family=found.dialect.family,
-            tools="text" if found.habits.describes_tools else "template",
-            proven=not found.proof.failure,
-            why=why or found.proof.failure,
-            calls_kept=found.habits.in_text is None and found.habits.written is None,
-            parallel=found.habits.parallel,
-            ids=found.habits.id_form,
-            thinking=_thinking_report(adapted, found.dialect, switch),
+            family=candidate.dialect.family,
+            tools="text" if candidate.habits.describes_tools else "template",
+            proven=not candidate.proof.failure,
+            why=why or candidate.proof.failure,
+            calls_kept=candidate.habits.tools_in_text_format is None
+            and candidate.habits.written_calls_format is None,
+            parallel=candidate.habits.parallel,
+            ids=candidate.habits.id_form,
+            thinking=_thinking_report(adapted, candidate.dialect, switch),
         ),
     )
 
 
 class _Search:
-    """Searches for the family of one model."""
+    """Searches for the family of one model: the one whose calls the template renders and we read
+    back.
+
+    tokens: the texts of the model's added tokens.
+    """
 
     def __init__(
         self,
@@ -211,11 +225,13 @@ class _Search:
         best: _Candidate | None = None
         for name in names:
             calls = FAMILIES[name].calls
-            found = self._tried(name, spelled_as_in_vocabulary(calls, calls.markers, self._tokens))
-            if found.proof.failure:
-                failure = f"{name}: {found.proof.failure}"
-            elif best is None or found.proof.likeness > best.proof.likeness:
-                best = found
+            candidate = self._best_habits(
+                name, spelled_as_in_vocabulary(calls, calls.markers, self._tokens)
+            )
+            if candidate.proof.failure:
+                failure = f"{name}: {candidate.proof.failure}"
+            elif best is None or candidate.proof.likeness > best.proof.likeness:
+                best = candidate
             if best is not None and best.proof.likeness == 1:
                 break
         if not self.shows_tools:
@@ -228,25 +244,31 @@ class _Search:
         If all markers of a family are tokens of this model, calls in that family's syntax are read,
         too, because the model may belong to it.
         """
-        calls = FAMILIES[_IN_TEXT].calls
-        others = [FAMILIES[name].calls for name in names if name != _IN_TEXT]
-        own = [other for other in others if other.markers and self._tokens >= set(other.markers)]
-        habits = ToolHabits(in_text=calls, id_form=calls.id_form)
-        return self._candidate(_IN_TEXT, calls, habits, also_read=tuple(own[:1]))
+        calls = FAMILIES[_TEXT_FAMILY].calls
+        others = [FAMILIES[name].calls for name in names if name != _TEXT_FAMILY]
+        fitting_formats = [
+            other for other in others if other.markers and self._tokens >= set(other.markers)
+        ]
+        habits = ToolHabits(tools_in_text_format=calls, id_form=calls.id_form)
+        return self._candidate(_TEXT_FAMILY, calls, habits, also_read=tuple(fitting_formats[:1]))
 
-    def _tried(self, name: str, calls: CallFormat) -> _Candidate:
-        """Try to prove a family with several habits of its template.
+    def _best_habits(self, name: str, calls: CallFormat) -> _Candidate:
+        """Try to prove a family with several assumptions about the habits of its template.
 
         Returns the family with the first habits that could be proven, or, if none could, with the
         habits that were tried first.
         """
-        prompt = self._template.try_render(_ASKED)
-        opened = next((opener for opener in calls.call_starts if prompt.endswith(opener)), "")
-        habits = ToolHabits(id_form=calls.id_form, left_to_model=opened)
+        prompt = self._template.try_render(_FIRST_TURN)
+        begun_call = next((opener for opener in calls.call_starts if prompt.endswith(opener)), "")
+        habits = ToolHabits(id_form=calls.id_form, left_to_model=begun_call)
         if not self.shows_tools:
-            return self._candidate(name, calls, replace(habits, told=calls, written=calls))
+            return self._candidate(
+                name,
+                calls,
+                replace(habits, described_tools_format=calls, written_calls_format=calls),
+            )
         if self._drops_calls:
-            return self._candidate(name, calls, replace(habits, written=calls))
+            return self._candidate(name, calls, replace(habits, written_calls_format=calls))
         first = self._candidate(name, calls, habits)
         if not first.proof.failure:
             return first
@@ -261,27 +283,31 @@ class _Search:
         *,
         also_read: tuple[CallFormat, ...] = (),
     ) -> _Candidate:
-        dialect = _dialect(name, calls, self._reasoning, self._tokenizer, also_read=also_read)
+        """A family with these habits, and whether its calls are read back with them.
+
+        also_read: the formats of other families whose calls are read, too.
+        """
+        dialect = _make_dialect(name, calls, self._reasoning, self._tokenizer, also_read=also_read)
         template = self._template.with_tool_habits(habits)
         proof = prove(template, dialect, self._tokenizer, parallel=habits.parallel)
         if not proof.failure:
-            habits = self._mended(habits)
+            habits = self._with_other_habits(habits)
         return _Candidate(dialect=dialect, habits=habits, proof=proof)
 
-    def _mended(self, habits: ToolHabits) -> ToolHabits:
+    def _with_other_habits(self, habits: ToolHabits) -> ToolHabits:
         """Adapt the habits to the template's other requirements for the turns after a call."""
         if not follows_results(self._template.with_tool_habits(habits)):
-            for text in _BRIDGES:
-                bridged = replace(habits, answer_after_results=text)
-                if follows_results(self._template.with_tool_habits(bridged)):
-                    habits = bridged
+            for answer_text in _ANSWERS_BETWEEN:
+                changed_habits = replace(habits, answer_after_results=answer_text)
+                if follows_results(self._template.with_tool_habits(changed_habits)):
+                    habits = changed_habits
                     break
         if not takes_text_and_thought(self._template.with_tool_habits(habits)):
             habits = replace(habits, thought_beside_text=False)
         return habits
 
 
-def _dialect(
+def _make_dialect(
     name: str,
     calls: CallFormat | None,
     reasoning: ReasoningFormat | None,
@@ -290,21 +316,21 @@ def _dialect(
     also_read: tuple[CallFormat, ...] = (),
 ) -> ModelDialect:
     """Combine the parts of a dialect, and find its markers among the tokenizer's added tokens."""
-    added = tokenizer.backend.get_added_tokens_decoder()
-    contents = {token.content for token in added.values()}
-    silent: list[str] = [mark for mark in _SILENT_MARKS if mark in contents]
-    silent += FAMILIES[name].silent_markers if name else ()
-    marks = list(silent)
-    for form in (calls, *also_read):
-        marks += form.markers if form is not None else ()
+    added_tokens = tokenizer.backend.get_added_tokens_decoder()
+    contents = {token.content for token in added_tokens.values()}
+    silent_markers: list[str] = [mark for mark in _SILENT_MARKS if mark in contents]
+    silent_markers += FAMILIES[name].silent_markers if name else ()
+    all_markers = list(silent_markers)
+    for call_format in (calls, *also_read):
+        all_markers += call_format.markers if call_format is not None else ()
     if reasoning is not None:
-        marks += (reasoning.start, reasoning.end)
+        all_markers += (reasoning.start, reasoning.end)
     marker_ids = {
         token.content.strip(): token_id
-        for token_id, token in _stripped_last(added)
-        if _is_in(token, marks)
+        for token_id, token in _tokens_with_spaces_first(added_tokens)
+        if _is_needed_by_parsers(token, all_markers)
     }
-    drawn = "\n".join(_markup(calls))
+    markup = "\n".join(_grammar_markup(calls))
     return ModelDialect(
         family=name,
         calls=calls,
@@ -313,16 +339,16 @@ def _dialect(
         marker_ids=marker_ids,
         more_markup_ids={
             token.content: token_id
-            for token_id, token in added.items()
+            for token_id, token in added_tokens.items()
             if token.content not in marker_ids
-            and _TAG.fullmatch(token.content)
-            and token.content in drawn
+            and _TAG_PATTERN.fullmatch(token.content)
+            and token.content in markup
         },
-        dropped_markers=tuple(silent),
+        dropped_markers=tuple(silent_markers),
     )
 
 
-def _stripped_last(added: Mapping[int, AddedToken]) -> Sequence[tuple[int, AddedToken]]:
+def _tokens_with_spaces_first(added: Mapping[int, AddedToken]) -> Sequence[tuple[int, AddedToken]]:
     """The tokens, those with surrounding white space first. In some models, such a token is a
     marker with the white space after it.
     """
@@ -330,25 +356,32 @@ def _stripped_last(added: Mapping[int, AddedToken]) -> Sequence[tuple[int, Added
 
 
 def _with_ends(dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokenizer) -> ModelDialect:
-    """Add the end markers of answers, from the model's files, the template and the family."""
+    """Add the end markers of answers, from the model's files, the template and the family.
+
+    A turn end ends every answer; a message end ends an answer only if no other part follows it.
+    """
     token_ids = {
         token.content: token_id
         for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
     }
     ends = find_turn_ends(template, dialect, tokens=token_ids)
-    declared = [text for text, token_id in token_ids.items() if token_id in tokenizer.eos_token_ids]
-    turn = dict.fromkeys((*ends.turn, *declared))
+    declared_ends = [
+        text for text, token_id in token_ids.items() if token_id in tokenizer.eos_token_ids
+    ]
+    turn_ends = dict.fromkeys((*ends.turn, *declared_ends))
     is_in_channels = dialect.calls is not None and bool(dialect.calls.channel_starts)
-    message = () if is_in_channels else tuple(end for end in ends.message if end not in turn)
+    message_ends = (
+        () if is_in_channels else tuple(end for end in ends.message if end not in turn_ends)
+    )
     return replace(
         dialect,
-        turn_ends=(*turn,),
-        message_ends=tuple(end.strip() for end in message),
-        marker_ids={**{end.strip(): token_ids[end] for end in message}, **dialect.marker_ids},
+        turn_ends=(*turn_ends,),
+        message_ends=tuple(end.strip() for end in message_ends),
+        marker_ids={**{end.strip(): token_ids[end] for end in message_ends}, **dialect.marker_ids},
     )
 
 
-def _markup(calls: CallFormat | None) -> Iterator[str]:
+def _grammar_markup(calls: CallFormat | None) -> Iterator[str]:
     """All markup that a grammar writes in calls."""
     if calls is None:
         return
@@ -358,7 +391,7 @@ def _markup(calls: CallFormat | None) -> Iterator[str]:
         yield from (*calls.channels.text, *calls.channels.thought, calls.channels.end)
 
 
-def _is_in(token: AddedToken, marks: Iterable[str]) -> bool:
+def _is_needed_by_parsers(token: AddedToken, marks: Iterable[str]) -> bool:
     """Whether the parsers of answers must know a token by its id.
 
     They must if it is a mark, the beginning of a mark, or a special token within a mark, because
@@ -373,13 +406,14 @@ def _is_in(token: AddedToken, marks: Iterable[str]) -> bool:
 def _thinking_report(
     template: ChatTemplate, dialect: ModelDialect, switch: ThinkingSwitch
 ) -> ThinkingReport | None:
+    """How the model writes thoughts, for /health and `holdfast doctor`; None if it writes none."""
     if dialect.reasoning is None:
         return None
-    text = template.try_render(_ASKED)
+    text = template.try_render(_FIRST_TURN)
     return ThinkingReport(
         start=dialect.reasoning.start.strip(),
         end=dialect.reasoning.end.strip(),
-        opened_by_prompt=prompt_opens_thought(template, dialect, _ASKED, text),
+        opened_by_prompt=prompt_opens_thought(template, dialect, _FIRST_TURN, text),
         switch=switch.names,
         efforts={str(effort): options for effort, options in switch.options.items()},
     )
@@ -404,38 +438,42 @@ def prompt_opens_thought(
     return opens_thought(opening, dialect) if opening else text.rstrip().endswith(start)
 
 
-def _reasoning_for(source: str, tokens: Collection[str], *, shown: str) -> ReasoningFormat | None:
+def _reasoning_for(
+    source: str, tokens: Collection[str], *, probe_text: str
+) -> ReasoningFormat | None:
     """The markers around thoughts: those that the template names or renders.
 
     If there are none, returns a known pair of markers that are tokens, or else None.
 
-    shown: a rendered conversation up to where the answer begins. It is needed because some
+    probe_text: a rendered conversation up to where the answer begins. It is needed because some
         templates build their markers from parts.
     """
     formats = [spelled_as_in_vocabulary(each, (each.start,), tokens) for each in _REASONING_FORMATS]
-    named = [each for each in formats if _is_named(each, source)]
-    written = [each for each in formats if _is_written(each, shown)]
-    paired = [
+    named_formats = [each for each in formats if _is_named(each, source)]
+    written_formats = [each for each in formats if _is_written(each, probe_text)]
+    token_formats = [
         each
         for each in formats
         if each.end in tokens and any(each.start.startswith(token) for token in tokens)
     ]
     # DeepSeek R1's template names only the end marker, to cut thoughts out of past answers
-    half = [each for each in formats if each.start == "<think>" and each.end in source]
-    return next(iter((*named, *written, *paired, *half)), None)
+    end_only_formats = [each for each in formats if each.start == "<think>" and each.end in source]
+    return next(iter((*named_formats, *written_formats, *token_formats, *end_only_formats)), None)
 
 
 def _is_named(reasoning: ReasoningFormat, source: str) -> bool:
     """Whether a template contains both markers. The end may consist of several markers in a row."""
-    marks = markers_in(reasoning.end)
-    ends = marks if len(marks) > 1 else (reasoning.end,)
-    return reasoning.start.strip() in source and all(end in source for end in ends)
+    end_markers = markers_in(reasoning.end)
+    end_parts = end_markers if len(end_markers) > 1 else (reasoning.end,)
+    return reasoning.start.strip() in source and all(end in source for end in end_parts)
 
 
-def _is_written(reasoning: ReasoningFormat, shown: str) -> bool:
+def _is_written(reasoning: ReasoningFormat, probe_text: str) -> bool:
     """Whether a rendered conversation contains a whole thought, or ends by opening one."""
     start = reasoning.start.strip()
-    return shown.rstrip().endswith(start) or (start in shown and reasoning.end in shown)
+    return probe_text.rstrip().endswith(start) or (
+        start in probe_text and reasoning.end in probe_text
+    )
 
 
 def _frame_for(source: str, tokens: Collection[str]) -> tuple[str, str]:

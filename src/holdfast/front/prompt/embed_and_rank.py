@@ -60,11 +60,11 @@ MIN_SHARED_TOKENS = 64  # a shorter common prefix is not worth waiting for
 _MAX_WAIT_SECONDS = 1.0
 # a bias added to both "yes" and "no", so that they become the two most likely tokens, whose
 # probabilities are reported
-_BIAS = 100.0
+_ANSWER_BIAS = 100.0
 _CHATML = ("<|im_start|>", "<|im_end|>")
-_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+_DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 # the prompt format with which Qwen3-Reranker was trained
-_JUDGED = (
+_JUDGE_PROMPT = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     "the Instruct provided. "
     'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -129,49 +129,56 @@ async def read_prompts(
     field_of: returns the name of the request field to blame if the prompt with this index is too
         large for the memory.
     """
-    waiting = deque(enumerate(sequences))
-    found: dict[int, ReadPrompt] = {}
-    accepted = 0
+    not_started = deque(enumerate(sequences))
+    results: dict[int, ReadPrompt] = {}
+    accepted_events = 0
 
     async def read(sequence: SequenceRequest) -> ReadPrompt:
-        nonlocal accepted
+        """Run a sequence until its result."""
+        nonlocal accepted_events
         reader = PromptReader()
         async with aclosing(client.submit(sequence)) as events:
             async for event in events:
                 result = reader.read_event(event)
-                accepted += reader.is_accepted
+                accepted_events += reader.is_accepted
                 if result is not None:
                     return result
         raise GenerationFailed("the worker's stream ended without a result")
 
-    async def lane() -> None:
-        while waiting:
-            place, sequence = waiting.popleft()
-            while place not in found:
+    async def run_sequences() -> None:
+        """Run one sequence after another until none is left. Several of these tasks run at once."""
+        while not_started:
+            index, sequence = not_started.popleft()
+            while index not in results:
                 try:
-                    found[place] = await read(sequence)
+                    results[index] = await read(sequence)
                 except TooLargeForMemory as error:
-                    error.field = field_of(place)
+                    error.field = field_of(index)
                     raise
                 except QueueFull as full:
-                    if not accepted:
+                    if not accepted_events:
                         raise
                     await asyncio.sleep(min(full.retry_after_seconds, _MAX_WAIT_SECONDS))
 
-    lanes = [asyncio.create_task(lane()) for _ in range(min(MAX_CONCURRENT, len(sequences)))]
+    tasks = [
+        asyncio.create_task(run_sequences()) for _ in range(min(MAX_CONCURRENT, len(sequences)))
+    ]
     try:
-        for each in asyncio.as_completed(lanes):
-            await each
+        for completed in asyncio.as_completed(tasks):
+            await completed
     finally:
-        for task in lanes:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*lanes, return_exceptions=True)
-    return [found[place] for place in range(len(sequences))]
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [results[index] for index in range(len(sequences))]
 
 
 def _prefill_request(
     request: EmbeddingRequest | RankRequest, name: int | str, token_ids: TokenIds
 ) -> SequenceRequest:
+    """A request that only prefills these tokens and generates nothing. name: distinguishes the
+    sequences of one request.
+    """
     return SequenceRequest(
         request_id=f"{request.request_id}/{name}",
         prompt_token_ids=token_ids,
@@ -203,11 +210,11 @@ def embedding_sequences(
     bundle = replace(bundle, token_memory=TokenMemory(max_bytes=0))
     return tuple(
         msgspec.structs.replace(
-            _prefill_request(request, place, _input_tokens(request, place, bundle, info=info)),
+            _prefill_request(request, index, _input_tokens(request, index, bundle, info=info)),
             pooling=pooling,
             is_kept=False,  # nothing continues from it
         )
-        for place in range(len(request.inputs))
+        for index in range(len(request.inputs))
     )
 
 
@@ -235,36 +242,46 @@ def _pooling(request: EmbeddingRequest, bundle: TokenizerBundle) -> Pooling:
     If neither names one, it is "last" if the tokenizer appends a token to every text (at which the
     model can gather the meaning of the text), and "mean" otherwise.
     """
-    own = bundle.own_pooling
-    if request.pooling is None and own.unserved:
+    model_pooling = bundle.own_pooling
+    if request.pooling is None and model_pooling.unserved:
         reason = (
-            f"this model's own embedding is not available: {own.unserved}; to get a different "
+            f"this model's own embedding is not available: {model_pooling.unserved}; to get a different "
             "embedding, set `pooling` to mean or last"
         )
         raise InvalidRequest(reason, field="pooling")
-    return request.pooling or own.pooling or ("last" if bundle.tokenizer.ends_texts else "mean")
+    return (
+        request.pooling
+        or model_pooling.pooling
+        or ("last" if bundle.tokenizer.ends_texts else "mean")
+    )
 
 
 def _input_tokens(
-    request: EmbeddingRequest, place: int, bundle: TokenizerBundle, *, info: ModelInfo
+    request: EmbeddingRequest, index: int, bundle: TokenizerBundle, *, info: ModelInfo
 ) -> TokenIds:
     """The tokens of one input, cut at the end if the request allows that. Raises PromptTooLong."""
-    given = request.inputs[place]
-    limit = info.context_tokens
-    field = request.field_of(place)
+    prompt = request.inputs[index]
+    limit_tokens = info.context_tokens
+    field = request.field_of(index)
     if request.truncates:
-        is_text = isinstance(given, str)
-        given = given[: limit * MAX_CHARACTERS_PER_TOKEN] if is_text else given[:limit]
-    one = GenerationRequest(request_id="", model=request.model, prompt=given, prompt_field=field)
+        is_text = isinstance(prompt, str)
+        prompt = (
+            prompt[: limit_tokens * MAX_CHARACTERS_PER_TOKEN] if is_text else prompt[:limit_tokens]
+        )
+    prompt_request = GenerationRequest(
+        request_id="", model=request.model, prompt=prompt, prompt_field=field
+    )
     token_ids = prompt_tokens(
-        one, bundle, prompt_text(one, bundle, given, info=info), info=info
+        prompt_request, bundle, prompt_text(prompt_request, bundle, prompt, info=info), info=info
     ).token_ids
-    if len(token_ids) > limit:
+    if len(token_ids) > limit_tokens:
         if not request.truncates:
-            raise PromptTooLong(prompt_tokens=len(token_ids), context_tokens=limit, field=field)
-        has_ending = bundle.tokenizer.ends_texts and isinstance(given, str)
+            raise PromptTooLong(
+                prompt_tokens=len(token_ids), context_tokens=limit_tokens, field=field
+            )
+        has_ending = bundle.tokenizer.ends_texts and isinstance(prompt, str)
         ending = token_ids[-1:] if has_ending else TokenIds()
-        token_ids = token_ids[: limit - len(ending)] + ending
+        token_ids = token_ids[: limit_tokens - len(ending)] + ending
     check_token_ids(token_ids, vocab_size=info.vocab_size, field=field)
     return token_ids
 
@@ -274,35 +291,40 @@ class Ranking:
     """How the documents of one request are scored."""
 
     sequences: tuple[SequenceRequest, ...]  # one per distinct document
-    places: tuple[int, ...]  # for each sequence: the index of the first document with its text
-    sequence_of: tuple[int, ...]  # for each document: the index of its sequence
+    # for each sequence: the index of the first document with its text
+    document_indices: tuple[int, ...]
+    sequence_indices: tuple[int, ...]  # for each document: the index of its sequence
     answers: AnswerTokens | None  # None: documents are ranked by likelihood
     # to be run before the others, to prefill their common prefix; None if that is not worth it
-    first: SequenceRequest | None = None
+    shared_prefix: SequenceRequest | None = None
 
-    def relevances(self, read: Sequence[ReadPrompt]) -> tuple[Relevance, ...]:
+    def relevances(self, results: Sequence[ReadPrompt]) -> tuple[Relevance, ...]:
         """The scores of all documents, given the results of the sequences.
 
         Raises GenerationFailed if a score is not a finite number.
         """
-        found = [self.relevance(each) for each in read]
+        distinct = [self.relevance(each) for each in results]
         return tuple(
-            found[index] if place == self.places[index] else _repeated(found[index])
-            for place, index in enumerate(self.sequence_of)
+            distinct[sequence_index]
+            if document_index == self.document_indices[sequence_index]
+            else _without_prefill(distinct[sequence_index])
+            for document_index, sequence_index in enumerate(self.sequence_indices)
         )
 
-    def relevance(self, read: ReadPrompt) -> Relevance:
+    def relevance(self, result: ReadPrompt) -> Relevance:
         """The score of a document. Raises GenerationFailed if the score is not a finite number."""
-        logprob = _mean_logprob(read) if self.answers is None else _yes_logprob(read, self.answers)
+        logprob = (
+            _mean_logprob(result) if self.answers is None else _yes_logprob(result, self.answers)
+        )
         if not math.isfinite(logprob):
             raise GenerationFailed("the model gave a document a score that is not a finite number")
         return Relevance(
             method="likelihood" if self.answers is None else "yes_no",
             score=math.exp(logprob),
             logprob=logprob,
-            prompt_tokens=read.finished.prompt_tokens,
-            timings=read.finished.timings,
-            memory=read.finished.memory,
+            prompt_tokens=result.finished.prompt_tokens,
+            timings=result.finished.timings,
+            memory=result.finished.memory,
         )
 
 
@@ -311,85 +333,92 @@ def ranking(request: RankRequest, bundle: TokenizerBundle, *, info: ModelInfo) -
 
     Raises InvalidRequest, which names the field, and PromptTooLong.
     """
-    answers = _answers(request, bundle)
+    answers = _answer_tokens(request, bundle)
     texts = {"query": request.query, "instruction": request.instruction}
-    texts |= {f"documents.{place}": document for place, document in enumerate(request.documents)}
+    texts |= {
+        f"documents.{document_index}": document
+        for document_index, document in enumerate(request.documents)
+    }
     for field, text in texts.items():
         refuse_by_beginning(bundle.tokenizer, text, context_tokens=info.context_tokens, field=field)
-    index_of: dict[str, int] = {}
-    places: list[int] = []
+    sequence_of_text: dict[str, int] = {}
+    document_indices: list[int] = []
     sequences: list[SequenceRequest] = []
-    for place, document in enumerate(request.documents):
-        if document in index_of:
+    for document_index, document in enumerate(request.documents):
+        if document in sequence_of_text:
             continue
-        index_of[document] = len(places)
-        places.append(place)
+        sequence_of_text[document] = len(document_indices)
+        document_indices.append(document_index)
         sequence = (
-            _likelihood(request, place, bundle, info)
+            _likelihood_request(request, document_index, bundle, info)
             if answers is None
-            else _yes_no(request, place, bundle, answers)
+            else _yes_no_request(request, document_index, bundle, answers)
         )
         tokens = len(sequence.prompt_token_ids)
         if tokens > info.context_tokens - sequence.max_tokens:
             raise PromptTooLong(
-                prompt_tokens=tokens, context_tokens=info.context_tokens, field=f"documents.{place}"
+                prompt_tokens=tokens,
+                context_tokens=info.context_tokens,
+                field=f"documents.{document_index}",
             )
         sequences.append(sequence)
     return Ranking(
         sequences=tuple(sequences),
-        places=tuple(places),
-        sequence_of=tuple(index_of[document] for document in request.documents),
+        document_indices=tuple(document_indices),
+        sequence_indices=tuple(sequence_of_text[document] for document in request.documents),
         answers=answers,
-        first=_first(request, sequences),
+        shared_prefix=_shared_prefix_request(request, sequences),
     )
 
 
-def _answers(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | None:
+def _answer_tokens(request: RankRequest, bundle: TokenizerBundle) -> AnswerTokens | None:
     """The tokens for yes and no; None if documents are ranked by likelihood."""
-    own = bundle.answer_tokens
-    token_id = bundle.tokenizer.backend.token_to_id
-    if request.method == "likelihood" or (request.method is None and own is None):
+    model_answers = bundle.answer_tokens
+    id_of_token = bundle.tokenizer.backend.token_to_id
+    if request.method == "likelihood" or (request.method is None and model_answers is None):
         return None
-    if own is None:
-        yes = token_id("yes")
-        no = token_id("no")
-        if yes is None or no is None or any(token_id(mark) is None for mark in _CHATML):
+    if model_answers is None:
+        yes = id_of_token("yes")
+        no = id_of_token("no")
+        if yes is None or no is None or any(id_of_token(mark) is None for mark in _CHATML):
             reason = (
                 "this model cannot be asked for yes or no, because its tokenizer lacks tokens of "
                 "the prompt format; set `method` to likelihood"
             )
             raise InvalidRequest(reason, field="method")
         return AnswerTokens(yes=yes, no=no)
-    if own.no is None:
+    if model_answers.no is None:
         reason = (
             "this model was trained to judge by the logit of one token, which is not supported; "
             "set `method` to likelihood"
         )
         raise InvalidRequest(reason, field="method")
-    return own
+    return model_answers
 
 
-def _yes_no(
-    request: RankRequest, place: int, bundle: TokenizerBundle, answers: AnswerTokens
+def _yes_no_request(
+    request: RankRequest, document_index: int, bundle: TokenizerBundle, answers: AnswerTokens
 ) -> SequenceRequest:
     """A request for the probabilities of yes and no, as a judgement of one document."""
-    parts = {
+    prompt_parts = {
         "instruction": request.instruction,
         "query": request.query,
-        "document": request.documents[place],
+        "document": request.documents[document_index],
     }
-    parts = {name: bundle.tokenizer.guard(well_formed(text)) for name, text in parts.items()}
-    text = "" if bundle.template is None else bundle.template.judging(**parts)
+    prompt_parts = {
+        name: bundle.tokenizer.guard(well_formed(text)) for name, text in prompt_parts.items()
+    }
+    text = "" if bundle.template is None else bundle.template.judging(**prompt_parts)
     if not text:
-        parts["instruction"] = parts["instruction"] or _INSTRUCTION
-        text = _JUDGED.format(**parts)
+        prompt_parts["instruction"] = prompt_parts["instruction"] or _DEFAULT_INSTRUCTION
+        text = _JUDGE_PROMPT.format(**prompt_parts)
     assert answers.no is not None
     token_ids = TokenIds.of(bundle.tokenizer.encode(text, add_special_tokens=False))
     return msgspec.structs.replace(
-        _prefill_request(request, place, token_ids),
+        _prefill_request(request, document_index, token_ids),
         max_tokens=1,
         sampling=msgspec.structs.replace(
-            READ_ONLY, logit_bias={answers.yes: _BIAS, answers.no: _BIAS}
+            READ_ONLY, logit_bias={answers.yes: _ANSWER_BIAS, answers.no: _ANSWER_BIAS}
         ),
         want_logprobs=True,
         top_logprobs=2,
@@ -397,45 +426,52 @@ def _yes_no(
     )
 
 
-def _likelihood(
-    request: RankRequest, place: int, bundle: TokenizerBundle, info: ModelInfo
+def _likelihood_request(
+    request: RankRequest, document_index: int, bundle: TokenizerBundle, info: ModelInfo
 ) -> SequenceRequest:
     """A request for the probabilities of the query's tokens after one document."""
     # The document comes first, so that it stays cached and another query can follow it.
     tokenizer = bundle.tokenizer
-    before = f"Document: {tokenizer.guard(well_formed(request.documents[place]))}"
+    text_before_query = (
+        f"Document: {tokenizer.guard(well_formed(request.documents[document_index]))}"
+    )
     if request.instruction:
-        before += f"\nInstruction: {tokenizer.guard(well_formed(request.instruction))}"
-    before += "\nQuery:"
+        text_before_query += f"\nInstruction: {tokenizer.guard(well_formed(request.instruction))}"
+    text_before_query += "\nQuery:"
     query = tokenizer.guard(well_formed(request.query))
-    (encoded,) = tokenizer.encode_in_place([f"{before} {query}"])
+    (encoded,) = tokenizer.encode_in_place([f"{text_before_query} {query}"])
     bos = tokenizer.bos_token_id
     has_bos = bos is not None and tokenizer.encode("a", add_special_tokens=True)[0] == bos
-    opening = TokenIds.of((bos,) if bos is not None and has_bos else ())
+    bos_tokens = TokenIds.of((bos,) if bos is not None and has_bos else ())
     # the first token of the prompt has no probability
-    scored_from = max(1, len(opening) + encoded.tokens_before(len(before)))
-    token_ids = opening + encoded.token_ids
+    scored_from = max(1, len(bos_tokens) + encoded.tokens_before(len(text_before_query)))
+    token_ids = bos_tokens + encoded.token_ids
     if scored_from >= len(token_ids):
         raise InvalidRequest("`query` must have at least one token", field="query")
-    has_branch = info.fixed_bytes_per_sequence and scored_from > 1
+    # where another query may follow the document, for models that cannot resume at any token
+    needs_branch_point = info.fixed_bytes_per_sequence and scored_from > 1
     return msgspec.structs.replace(
-        _prefill_request(request, place, token_ids),
+        _prefill_request(request, document_index, token_ids),
         want_prompt_logprobs=True,
         scored_from=scored_from,
-        branch_points=(scored_from - 1,) if has_branch else (),
+        branch_points=(scored_from - 1,) if needs_branch_point else (),
     )
 
 
-def _first(request: RankRequest, sequences: Sequence[SequenceRequest]) -> SequenceRequest | None:
+def _shared_prefix_request(
+    request: RankRequest, sequences: Sequence[SequenceRequest]
+) -> SequenceRequest | None:
     """A sequence that prefills the prefix of all prompts; None if that is not worth it."""
-    places = zip(*(sequence.prompt_token_ids for sequence in sequences), strict=False)
-    shared = sum(1 for _ in itertools.takewhile(lambda place: len(set(place)) == 1, places))
-    if len(sequences) < 2 or shared < MIN_SHARED_TOKENS:
+    tokens_by_position = zip(*(sequence.prompt_token_ids for sequence in sequences), strict=False)
+    shared_tokens = sum(
+        1 for _ in itertools.takewhile(lambda place: len(set(place)) == 1, tokens_by_position)
+    )
+    if len(sequences) < 2 or shared_tokens < MIN_SHARED_TOKENS:
         return None
-    return _prefill_request(request, "shared", sequences[0].prompt_token_ids[:shared])
+    return _prefill_request(request, "shared", sequences[0].prompt_token_ids[:shared_tokens])
 
 
-def _repeated(relevance: Relevance) -> Relevance:
+def _without_prefill(relevance: Relevance) -> Relevance:
     """The score of a document that occurs again, with usage figures that say that nothing was
     prefilled for it.
     """
@@ -450,17 +486,22 @@ def _repeated(relevance: Relevance) -> Relevance:
     return msgspec.structs.replace(relevance, memory=memory, timings=Timings())
 
 
-def _mean_logprob(read: ReadPrompt) -> float:
-    if not read.logprobs:
+def _mean_logprob(result: ReadPrompt) -> float:
+    """The mean log-probability of the query's tokens; NaN if there are none."""
+    if not result.logprobs:
         return math.nan
-    return math.fsum(entry.logprob for entry in read.logprobs) / len(read.logprobs)
+    return math.fsum(entry.logprob for entry in result.logprobs) / len(result.logprobs)
 
 
-def _yes_logprob(read: ReadPrompt, answers: AnswerTokens) -> float:
+def _yes_logprob(result: ReadPrompt, answers: AnswerTokens) -> float:
     """The log-probability of "yes", given that the answer is "yes" or "no"."""
     assert answers.no is not None
-    top = dict(read.logprobs[0].top) if read.logprobs else {}
-    yes = top.get(answers.yes, math.nan)
-    no = top.get(answers.no, math.nan)
-    highest = max(yes, no)
-    return yes - highest - math.log(math.exp(yes - highest) + math.exp(no - highest))
+    top_logprobs = dict(result.logprobs[0].top) if result.logprobs else {}
+    yes_logprob = top_logprobs.get(answers.yes, math.nan)
+    no_logprob = top_logprobs.get(answers.no, math.nan)
+    highest = max(yes_logprob, no_logprob)
+    return (
+        yes_logprob
+        - highest
+        - math.log(math.exp(yes_logprob - highest) + math.exp(no_logprob - highest))
+    )

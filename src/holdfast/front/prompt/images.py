@@ -97,20 +97,20 @@ def without_images(text: str) -> str:
 
 def joined(texts: Sequence[str]) -> str:
     """The parts of a content as one text: line breaks separate texts, but not texts and images."""
-    whole = ""
-    after_text = False
+    joined_text = ""
+    is_after_text = False
     for text in texts:
         is_text = not _MARK.fullmatch(text)
-        whole += f"\n{text}" if after_text and is_text else text
-        after_text = is_text
-    return whole
+        joined_text += f"\n{text}" if is_after_text and is_text else text
+        is_after_text = is_text
+    return joined_text
 
 
 def content_parts(text: str) -> list[dict[str, Any]]:
     """A text with marks as the content parts that a chat template expects."""
     parts: list[dict[str, Any]] = []
-    for place, piece in enumerate(_MARK.split(text)):
-        if place % 2:
+    for index, piece in enumerate(_MARK.split(text)):
+        if index % 2:
             parts.append({"type": IMAGE})
         elif piece:
             parts.append({"type": "text", "text": piece})
@@ -124,8 +124,8 @@ def with_placeholders(text: str, placeholder: str) -> str:
 
 def pieces(text: str) -> Iterator[str]:
     """The pieces of a text with marks: each mark, and each text between them."""
-    for place, piece in enumerate(_MARK.split(text)):
-        if place % 2:
+    for index, piece in enumerate(_MARK.split(text)):
+        if index % 2:
             yield image_mark(piece)
         elif piece:
             yield piece
@@ -143,26 +143,27 @@ def visible_tokens(
 ) -> TokenIds:
     """The tokens of a prompt with the model's own tokens in place of image keys."""
     parts: list[TokenIds] = []
-    taken = 0
-    for each in images:
-        layout = layouts[each.image]
-        parts += (token_ids[taken : each.start], layout.token_ids)
-        taken = each.start + len(layout.token_ids)
-    return TokenIds.joined((*parts, token_ids[taken:])) if parts else token_ids
+    end_of_image = 0
+    for image in images:
+        layout = layouts[image.image]
+        parts += (token_ids[end_of_image : image.start], layout.token_ids)
+        end_of_image = image.start + len(layout.token_ids)
+    return TokenIds.joined((*parts, token_ids[end_of_image:])) if parts else token_ids
 
 
 class ImageLayouts:
-    """Remembers how models see images. Forgets the least recently used. Thread-safe.
+    """Remembers how models see images: their *layouts*, with the tokens of each image. Forgets the
+    least recently used. Thread-safe.
 
     To get the layouts of a prompt's images: send the `question` to the worker if there is one,
-    `learn` its answer, then call `known`.
+    `learn` its answer, then call `prompt_and_layouts`.
     """
 
     def __init__(self, folder: ImageFolder | None = None) -> None:
         """folder: of the images; None: there are no images."""
         self._folder = folder
         # a string is the reason why a model cannot use an image
-        self._known: LruCache[tuple[str, str], ImageLayout | str] = LruCache(_MAX_BYTES)
+        self._layout_or_reason: LruCache[tuple[str, str], ImageLayout | str] = LruCache(_MAX_BYTES)
 
     def question(
         self, prompt: PromptWithImages, *, model: str, max_pixels: int | None
@@ -171,7 +172,9 @@ class ImageLayouts:
 
         model: the fingerprint of the model.
         """
-        missing = [image for image in prompt.fields if self._known.get((model, image)) is None]
+        missing = [
+            image for image in prompt.fields if self._layout_or_reason.get((model, image)) is None
+        ]
         return ImageCommand(images=tuple(missing), max_pixels=max_pixels) if missing else None
 
     def learn(self, answer: ImageAnswer, *, model: str) -> None:
@@ -182,15 +185,15 @@ class ImageLayouts:
         """
         for layout in answer.layouts:
             size = len(layout.token_ids.packed) + _ENTRY_BYTES
-            self._known.put((model, layout.image), layout, size=size)
+            self._layout_or_reason.put((model, layout.image), layout, size=size)
         for image, reason in answer.failures.items():
-            self._known.put((model, image), reason, size=_ENTRY_BYTES)
+            self._layout_or_reason.put((model, image), reason, size=_ENTRY_BYTES)
         if self._folder is not None:
             self._folder.forget((*answer.failures, *answer.lost))
         for reason in answer.lost.values():
             raise WorkerUnavailable(reason)
 
-    def known(
+    def prompt_and_layouts(
         self, prompt: PromptWithImages, *, model: str
     ) -> tuple[ChatPrompt, dict[str, ImageLayout]]:
         """The prompt, with notes in place of images that the model cannot use, and the layouts of
@@ -199,11 +202,15 @@ class ImageLayouts:
         Raises InvalidRequest if the model cannot use a new image; WorkerUnavailable if layouts were
         evicted in the meantime.
         """
-        found = {image: self._known.get((model, image)) for image in prompt.fields}
-        if None in found.values():
+        known_layouts = {
+            image: self._layout_or_reason.get((model, image)) for image in prompt.fields
+        }
+        if None in known_layouts.values():
             raise WorkerUnavailable(
                 "the images of the request are no longer cached; please try again"
             )
-        unusable = {image: each for image, each in found.items() if isinstance(each, str)}
-        layouts = {image: each for image, each in found.items() if isinstance(each, ImageLayout)}
+        unusable = {image: each for image, each in known_layouts.items() if isinstance(each, str)}
+        layouts = {
+            image: each for image, each in known_layouts.items() if isinstance(each, ImageLayout)
+        }
         return prompt.without(unusable), layouts

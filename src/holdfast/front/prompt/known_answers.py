@@ -37,11 +37,11 @@ from holdfast.wire.requests import TokenIds
 _TAG_BYTES = 16
 # Maximum number of answers with the same meaning, such as calls without arguments: a recalled
 # answer is compared with each.
-_MAX_ALIKE = 256
+_MAX_SAME_MEANING = 256
 # number of characters fed to a reader at a time; more would be slower, because a reader scans all
 # of its pending text each time
 _READ_CHARACTERS = 1024
-_MAX_EXACT = 2**53  # larger integers do not survive clients that compute in doubles
+_MAX_EXACT_INTEGER = 2**53  # larger integers do not survive clients that compute in doubles
 
 
 class AnswerMeaning(NamedTuple):
@@ -82,13 +82,14 @@ class KnownAnswer(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(slots=True)
 class _Remembered:
     answer: KnownAnswer
-    is_counted: bool = False  # as dropped
+    # whether its tokens were already counted as dropped, because a prompt did not contain them
+    is_counted: bool = False
 
 
 class SentAnswer(NamedTuple):
     """An answer of the assistant as a client sent it back."""
 
-    said: AnswerMeaning
+    meaning: AnswerMeaning
     call_ids: tuple[str, ...]
     spaces: tuple[str, str]  # white space around the text
     secret: Secret  # under which `KnownAnswers` knows it
@@ -98,54 +99,59 @@ class SentAnswer(NamedTuple):
 class PastAnswers:
     """The known answers of one conversation, as recalled for one request."""
 
-    known: KnownAnswers  # where the answers come from
+    known_answers: KnownAnswers  # where the answers come from
     # the answers in the order of the messages; `places` removes each answer that it finds
     expected: dict[AnswerMeaning, deque[_Remembered]] = field(default_factory=dict)
 
     def recall(self, sent: SentAnswer) -> str:
         """Find the known answer that means the same as the next answer of the conversation.
 
-        If a client sends a call back without the thought that preceded it, returns the thought, so
-        that it is added again; the template decides whether to show it. Otherwise returns an empty
-        text.
+        `places` will look for the answer in the rendered text. If a client sends a call back without
+        the thought that preceded it, returns the thought, so that it is added again; the template
+        decides whether to show it. Otherwise returns an empty text.
         """
-        found = self.known.find(sent)
-        if found is None:
+        remembered = self.known_answers.find(sent)
+        if remembered is None:
             return ""
-        reasoning = found.answer.reasoning
-        said = sent.said
-        is_ours = found.answer.call_ids and found.answer.call_ids == sent.call_ids
-        if reasoning != said.reasoning:
-            said = said._replace(reasoning=reasoning)
-        self.expected.setdefault(said, deque()).append(found)
-        return reasoning if is_ours and not sent.said.reasoning else ""
+        reasoning = remembered.answer.reasoning
+        meaning = sent.meaning
+        has_our_call_ids = (
+            remembered.answer.call_ids and remembered.answer.call_ids == sent.call_ids
+        )
+        if reasoning != meaning.reasoning:
+            meaning = meaning._replace(reasoning=reasoning)
+        self.expected.setdefault(meaning, deque()).append(remembered)
+        return reasoning if has_our_call_ids and not sent.meaning.reasoning else ""
 
     def places(
         self,
         candidates: Iterable[Sequence[AnswerSpan]],
-        read: Callable[[AnswerSpan], AnswerMeaning],
+        read_meaning: Callable[[AnswerSpan], AnswerMeaning],
     ) -> tuple[PlacedAnswer, ...]:
         """Find the answers in the rendered text.
 
         Returns those whose generated tokens differ from the tokenizer's, in the order of the text.
 
-        candidates: see `AnswerFrame.candidates`.
-        read: reads the meaning of a span.
+        candidates: for each place where an answer may start, the spans that it may have, longest
+        first.
+        read_meaning: reads the meaning of a span.
         """
-        placed: list[PlacedAnswer] = []
-        end = 0
+        placed_answers: list[PlacedAnswer] = []
+        last_end = 0
         for spans in candidates:
-            if spans[0].start < end:
+            if spans[0].start < last_end:
                 continue
             for span in spans:
-                found = self.expected.get(read(span))
-                if found:
-                    answer = found.popleft().answer
-                    end = span.end
+                expected_answers = self.expected.get(read_meaning(span))
+                if expected_answers:
+                    answer = expected_answers.popleft().answer
+                    last_end = span.end
                     if not answer.is_as_tokenized:
-                        placed.append(PlacedAnswer(span.start, span.end, answer.token_ids()))
+                        placed_answers.append(
+                            PlacedAnswer(span.start, span.end, answer.token_ids())
+                        )
                     break
-        return tuple(placed)
+        return tuple(placed_answers)
 
 
 class KnownAnswers:
@@ -172,7 +178,7 @@ class KnownAnswers:
 
     def add(
         self,
-        said: AnswerMeaning,
+        meaning: AnswerMeaning,
         token_ids: Sequence[int],
         *,
         content: str = "",
@@ -186,12 +192,12 @@ class KnownAnswers:
 
         content: the text with its white space.
         """
-        secret = self._secret(said, tenant)
-        spaces = _spaces(content)
-        tag = _digest((said.reasoning, tuple(call_ids), spaces), _TAG_BYTES)
+        secret = self._secret(meaning, tenant)
+        spaces = _surrounding_spaces(content)
+        tag = _digest((meaning.reasoning, tuple(call_ids), spaces), _TAG_BYTES)
         answer = KnownAnswer(
             TokenIds.of(token_ids).packed,
-            said.reasoning,
+            meaning.reasoning,
             tuple(call_ids),
             is_as_tokenized,
             spaces,
@@ -201,14 +207,14 @@ class KnownAnswers:
         if self._file is not None and not is_as_tokenized:
             self._file.put(secret, StoredAnswer(tag, msgspec.msgpack.encode(answer)))
 
-    def sent(self, message: Any, *, tenant: str = "") -> SentAnswer | None:
+    def sent_answer(self, message: Any, *, tenant: str = "") -> SentAnswer | None:
         """The answer in a message; None if the message is no answer that could be known."""
         is_answer = isinstance(message, dict) and message.get("role") == "assistant"
-        said = meaning_of_message(message) if is_answer else None
-        if said is None:
+        meaning = meaning_of_message(message) if is_answer else None
+        if meaning is None:
             return None
-        spaces = _spaces(str(message.get("content") or ""))
-        return SentAnswer(said, _call_ids(message), spaces, self._secret(said, tenant))
+        spaces = _surrounding_spaces(str(message.get("content") or ""))
+        return SentAnswer(meaning, _call_ids(message), spaces, self._secret(meaning, tenant))
 
     def find(self, sent: SentAnswer) -> _Remembered | None:
         """The known answer that means the same as an answer that a client sent; None if there is
@@ -224,37 +230,37 @@ class KnownAnswers:
                     answer = msgspec.msgpack.decode(stored.body, type=KnownAnswer)
                     self._insert(secret, stored.tag, answer)
 
-            alike = self._answers.get(secret) or {}
-            if len(alike) < 2:
-                return next(iter(alike.values()), None)
+            same_meaning = self._answers.get(secret) or {}
+            if len(same_meaning) < 2:
+                return next(iter(same_meaning.values()), None)
 
             def likeness(each: _Remembered) -> tuple[bool, bool, bool]:
                 answer = each.answer
                 return (
                     bool(sent.call_ids) and answer.call_ids == sent.call_ids,
-                    answer.reasoning == sent.said.reasoning,
+                    answer.reasoning == sent.meaning.reasoning,
                     answer.spaces == sent.spaces,
                 )
 
             # of several, the latest
-            return max(reversed(alike.values()), key=likeness, default=None)
+            return max(reversed(same_meaning.values()), key=likeness, default=None)
 
-    def count(self, past: PastAnswers, *, placed: int) -> int:
+    def count_dropped(self, past_answers: PastAnswers, *, placed_answers: int) -> int:
         """Update the counters for one conversation. Returns the number of dropped tokens.
 
         An answer counts as dropped if the rendered text does not show it in its generated form,
         because the template or the client left out a part. Each answer is counted once.
 
-        placed: the number of answers whose generated tokens were put into the prompt.
+        placed_answers: the number of answers whose generated tokens were put into the prompt.
         """
         dropped = 0
         with self._lock:
-            for answers in past.expected.values():
-                for each in answers:
-                    dropped += 0 if each.is_counted else each.answer.tokens
-                    each.is_counted = True
+            for answers in past_answers.expected.values():
+                for remembered in answers:
+                    dropped += 0 if remembered.is_counted else remembered.answer.tokens
+                    remembered.is_counted = True
             self.dropped_tokens += dropped
-            self.put_back_answers += placed
+            self.put_back_answers += placed_answers
         return dropped
 
     def close(self) -> None:
@@ -265,31 +271,40 @@ class KnownAnswers:
     def check_invariants(self) -> None:
         """Assert that the records are consistent and the limit holds."""
         self._answers.check_invariants()
-        remembered = [alike for _, alike in self._answers.items()]
-        assert all(0 < len(alike) <= _MAX_ALIKE for alike in remembered), (
-            "too many answers with the same meaning"
-        )
+        answers_by_meaning = [same_meaning for _, same_meaning in self._answers.items()]
+        assert all(
+            0 < len(same_meaning) <= _MAX_SAME_MEANING for same_meaning in answers_by_meaning
+        ), "too many answers with the same meaning"
 
     def _insert(self, secret: Secret, tag: bytes, answer: KnownAnswer) -> None:
-        alike = self._answers.get(secret) or {}
-        alike.pop(tag, None)
-        alike[tag] = _Remembered(answer)
-        tokens = sum(each.answer.tokens for each in alike.values())
-        while len(alike) > 1 and (len(alike) > _MAX_ALIKE or tokens > self._max_tokens):
-            tokens -= alike.pop(next(iter(alike))).answer.tokens
-        self._answers.put(secret, alike, size=tokens)
+        """Remember an answer as the latest of those with its meaning.
 
-    def _secret(self, said: AnswerMeaning, tenant: str) -> Secret:
+        secret: identifies the meaning. tag: an answer with the same tag is replaced.
+        """
+        same_meaning = self._answers.get(secret) or {}
+        same_meaning.pop(tag, None)
+        same_meaning[tag] = _Remembered(answer)
+        tokens = sum(each.answer.tokens for each in same_meaning.values())
+        while len(same_meaning) > 1 and (
+            len(same_meaning) > _MAX_SAME_MEANING or tokens > self._max_tokens
+        ):
+            tokens -= same_meaning.pop(next(iter(same_meaning))).answer.tokens
+        self._answers.put(secret, same_meaning, size=tokens)
+
+    def _secret(self, meaning: AnswerMeaning, tenant: str) -> Secret:
+        """A hash by which an answer with this meaning is found, and encrypted in the file."""
         # does not depend on the thought, because clients leave it out
-        return _digest((self._model, tenant, said.content, said.calls), SECRET_BYTES)
+        return _digest((self._model, tenant, meaning.content, meaning.calls), SECRET_BYTES)
 
 
-def _spaces(text: str) -> tuple[str, str]:
+def _surrounding_spaces(text: str) -> tuple[str, str]:
+    """The white space before and after the text."""
     stripped = text.lstrip()
     return text[: len(text) - len(stripped)], stripped[len(stripped.rstrip()) :]
 
 
 def _call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """The ids of a message's calls; empty for a call without one."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return ()
@@ -297,13 +312,14 @@ def _call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _digest(parts: object, size: int) -> bytes:
+    """A hash of any value, by its `repr`. size: in bytes."""
     return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=size).digest()
 
 
 def meaning(reasoning: str, content: str, calls: Iterable[tuple[str, Any]]) -> AnswerMeaning:
     """The meaning of an answer with these parts. Call arguments may be JSON text or objects."""
-    settled = tuple((name, canonical_arguments(arguments)) for name, arguments in calls)
-    return AnswerMeaning(reasoning.strip(), content.strip(), settled)
+    normalized_calls = tuple((name, canonical_arguments(arguments)) for name, arguments in calls)
+    return AnswerMeaning(reasoning.strip(), content.strip(), normalized_calls)
 
 
 def meaning_of_message(message: Mapping[str, Any]) -> AnswerMeaning | None:
@@ -311,9 +327,9 @@ def meaning_of_message(message: Mapping[str, Any]) -> AnswerMeaning | None:
     content = message.get("content") or ""
     if not isinstance(content, str):
         return None
-    sent = message.get("tool_calls")
+    sent_calls = message.get("tool_calls")
     calls: list[tuple[str, str]] = []
-    for call in sent if isinstance(sent, list | tuple) else ():
+    for call in sent_calls if isinstance(sent_calls, list | tuple) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return None
@@ -336,27 +352,27 @@ def meaning_of_deltas(deltas: Sequence[OutputDelta]) -> AnswerMeaning | None:
     )
 
 
-def meaning_of_text(text: str, form: AnswerReader, *, cut: bool = False) -> AnswerMeaning:
+def meaning_of_text(text: str, reader: AnswerReader, *, was_cut_off: bool = False) -> AnswerMeaning:
     """The meaning of a generated text.
 
-    form: a new reader, which parses the text.
-    cut: True if the answer reached its length limit, so that a thought or call at its end may be
-        incomplete.
+    reader: a new reader, which parses the text.
+    was_cut_off: True if the answer reached its length limit, so that a thought or call at its end
+        may be incomplete.
     """
     texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-    joints = TextSeparators()
-    parts: list[OutputDelta] = []
-    for place in range(0, len(text), _READ_CHARACTERS):
-        parts += form.push(text[place : place + _READ_CHARACTERS])
-    parts += form.flush(was_cut_off=cut)
-    for part in parts:
-        separator = joints.separator(part)
-        if isinstance(part, TextDelta):
-            texts[part.kind].append(separator + part.text)
+    separators = TextSeparators()  # what joins texts that had a call or a thought between them
+    deltas: list[OutputDelta] = []
+    for start in range(0, len(text), _READ_CHARACTERS):
+        deltas += reader.push(text[start : start + _READ_CHARACTERS])
+    deltas += reader.flush(was_cut_off=was_cut_off)
+    for delta in deltas:
+        separator = separators.separator(delta)
+        if isinstance(delta, TextDelta):
+            texts[delta.kind].append(separator + delta.text)
     return meaning(
         "".join(texts["reasoning"]),
         "".join(texts["text"]),
-        ((call.name, call.arguments) for call in tool_calls_of(parts)),
+        ((call.name, call.arguments) for call in tool_calls_of(deltas)),
     )
 
 
@@ -369,19 +385,19 @@ def canonical_arguments(arguments: Any) -> str:
         return "{}"
     try:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        value = json.loads(text, parse_int=_number, parse_float=_number)
+        value = json.loads(text, parse_int=_normalized_number, parse_float=_normalized_number)
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError):
         return arguments.strip() if isinstance(arguments, str) else ""
 
 
-def _number(spelled: str) -> int | float:
+def _normalized_number(digits: str) -> int | float:
     """The number in normal form.
 
     1, 1.0 and 1e0 are equal, as are all numbers that round to the same double.
     """
-    value = float(spelled)
-    return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
+    value = float(digits)
+    return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT_INTEGER else value
 
 
 class ReadTexts:
@@ -396,22 +412,22 @@ class ReadTexts:
     def meaning(
         self,
         text: str,
-        form: Callable[[], AnswerReader],
+        make_reader: Callable[[], AnswerReader],
         *,
-        context: str,
+        reader_context: str,
         encode: Callable[[str], str] = str,
     ) -> AnswerMeaning:
         """The meaning of a text, which is parsed only if its meaning is not remembered.
 
-        form: creates the reader that parses the text.
-        context: identifies everything that the reader depends on, such as the tools.
+        make_reader: creates the reader that parses the text.
+        reader_context: identifies everything that the reader depends on, such as the tools.
         encode: puts the text into the form that the reader expects.
         """
         key = hashlib.blake2b(
-            f"{context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16
+            f"{reader_context}\0{text}".encode("utf-8", "surrogatepass"), digest_size=16
         ).digest()
-        found = self._meanings.get(key)
-        if found is None:
-            found = meaning_of_text(encode(text), form())
-            self._meanings.put(key, found, size=len(text))
-        return found
+        known_meaning = self._meanings.get(key)
+        if known_meaning is None:
+            known_meaning = meaning_of_text(encode(text), make_reader())
+            self._meanings.put(key, known_meaning, size=len(text))
+        return known_meaning

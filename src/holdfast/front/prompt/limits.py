@@ -34,21 +34,27 @@ class Nesting(NamedTuple):
     levels: int  # the deepest level of nesting
 
 
-def nesting_of(value: Any, *, most_parts: int) -> Nesting:
-    """Measure a JSON value. Counting stops as soon as there are more than `most_parts` parts."""
+def nesting_of(value: Any, *, max_parts: int) -> Nesting:
+    """Measure a JSON value. Counting stops as soon as there are more than `max_parts` parts."""
     parts = 1
     levels = 0
-    level = [value]
-    while parts <= most_parts:
+    values_of_level = [value]
+    while parts <= max_parts:
         # most values are strings, so they are filtered out first
-        inner = [each for each in level if type(each) is not str and isinstance(each, _CONTAINERS)]
-        if not inner:
+        containers = [
+            each
+            for each in values_of_level
+            if type(each) is not str and isinstance(each, _CONTAINERS)
+        ]
+        if not containers:
             break
         levels += 1
-        level = list(
-            chain.from_iterable(each.values() if isinstance(each, dict) else each for each in inner)
+        values_of_level = list(
+            chain.from_iterable(
+                each.values() if isinstance(each, dict) else each for each in containers
+            )
         )
-        parts += len(level)
+        parts += len(values_of_level)
     return Nesting(parts, levels)
 
 
@@ -61,10 +67,10 @@ def check_limits(
 
     sampling: the request's parameters, completed by the model's defaults.
     """
-    _between("n", request.choices, 1, limits.max_choices)
+    _check_between("n", request.choices, 1, limits.max_choices)
     if request.max_tokens is not None:
-        _between("max_tokens", request.max_tokens, 0, math.inf)
-    _between("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
+        _check_between("max_tokens", request.max_tokens, 0, math.inf)
+    _check_between("top_logprobs", request.top_logprobs, 0, limits.max_top_logprobs)
     if request.top_logprobs and not request.want_logprobs:
         raise InvalidRequest("top_logprobs requires logprobs", field="top_logprobs")
     _check_stops(request.stop, limits.max_stop_strings)
@@ -75,18 +81,19 @@ def check_token_ids(token_ids: Collection[int], *, vocab_size: int, field: str) 
     """Raise InvalidRequest if the model lacks one of these tokens."""
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
-    for place, token_id in enumerate(token_ids):
+    for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"token ids must be 0 to {vocab_size - 1}, got {token_id} at index {place}",
+                f"token ids must be 0 to {vocab_size - 1}, got {token_id} at index {index}",
                 field=field,
             )
 
 
-def _check_stops(stops: tuple[str, ...], most: int) -> None:
-    if len(stops) > most:
+def _check_stops(stops: tuple[str, ...], max_stops: int) -> None:
+    """Raise InvalidRequest if there are too many stop strings, or if one is empty or too long."""
+    if len(stops) > max_stops:
         raise InvalidRequest(
-            f"at most {most} stop strings are allowed, got {len(stops)}", field="stop"
+            f"at most {max_stops} stop strings are allowed, got {len(stops)}", field="stop"
         )
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
@@ -97,10 +104,11 @@ def _check_stops(stops: tuple[str, ...], most: int) -> None:
 
 
 def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidRequest for values outside their ranges, and biases that allow no token at all."""
     for field, allowed in SAMPLING_RANGES.items():
         value = getattr(sampling, field)
         for each in value.values() if field == "logit_bias" else (value,):
-            _between(field, each, allowed.lowest, allowed.highest)
+            _check_between(field, each, allowed.lowest, allowed.highest)
     for token_id in sampling.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
@@ -115,10 +123,11 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         )
 
 
-def _between(field: str, value: float, lowest: float, highest: float) -> None:
+def _check_between(field: str, value: float, lowest: float, highest: float) -> None:
+    """Raise InvalidRequest, which names the field, if its value is outside this range."""
     if not lowest <= value <= highest:  # true also for NaN
-        wanted = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
-        raise InvalidRequest(f"{field} must be {wanted}, got {value}", field=field)
+        allowed_range = f"at least {lowest}" if highest == math.inf else f"{lowest} to {highest}"
+        raise InvalidRequest(f"{field} must be {allowed_range}, got {value}", field=field)
 
 
 def with_model_defaults(
@@ -129,9 +138,9 @@ def with_model_defaults(
     If the model recommends nothing, `DEFAULT_SAMPLING` applies, unless the client sets any of its
     fields: then the others are neutral.
     """
-    is_open = DEFAULT_SAMPLING.keys() <= set(unset)
-    filled = default_sampling(defaults) if is_open else defaults
-    recommended = {name: value for name, value in filled.items() if name in unset}
+    sets_no_default_field = DEFAULT_SAMPLING.keys() <= set(unset)
+    model_defaults = default_sampling(defaults) if sets_no_default_field else defaults
+    recommended = {name: value for name, value in model_defaults.items() if name in unset}
     return msgspec.structs.replace(sampling, **recommended) if recommended else sampling
 
 
@@ -141,13 +150,17 @@ def answer_tokens_of(request: GenerationRequest, *, prompt_tokens: int, info: Mo
     With `kv_bits` auto, an answer that the request does not limit, or by more than fits, is
     limited to the length that fits without quantization, if that is enough for an ordinary answer.
     """
-    room = info.context_tokens - prompt_tokens
-    if request.max_tokens is not None and request.max_tokens <= room:
+    remaining_tokens = info.context_tokens - prompt_tokens
+    if request.max_tokens is not None and request.max_tokens <= remaining_tokens:
         return request.max_tokens
     native_tokens = info.context_tokens_by_bits.get("native", info.context_tokens)
-    native_room = native_tokens - prompt_tokens
+    native_remaining_tokens = native_tokens - prompt_tokens
     is_auto = (request.kv_bits or info.kv_bits) == "auto"
-    return native_room if is_auto and native_room >= planned_answer_tokens(native_tokens) else room
+    return (
+        native_remaining_tokens
+        if is_auto and native_remaining_tokens >= planned_answer_tokens(native_tokens)
+        else remaining_tokens
+    )
 
 
 def tenant_of(*, api_key: str, name: str, cache_salt: str) -> str:
@@ -169,6 +182,7 @@ def tenant_of_key(key_name: str, *, name: str, cache_salt: str) -> str:
 
 
 def _digest(parts: tuple[str, ...], *, person: bytes) -> str:
+    """A hash of the parts, in hexadecimal digits. person: separates hashes for different purposes."""
     digest = hashlib.blake2b(digest_size=16, person=person)
     for part in parts:
         encoded = part.encode("utf-8", "surrogatepass")

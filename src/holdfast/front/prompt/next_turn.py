@@ -50,10 +50,10 @@ Observe: TypeAlias = Callable[[OutputEvent], None]
 logger = logging.getLogger("holdfast.front.prompt")
 MIN_TOKENS = 64  # fewer tokens are prefilled fast enough when the turn arrives
 # two possible beginnings of a message: a word, or white space that merges with the line before
-_PROBES = ("Next", "\n\n1. next")
+_PROBE_MESSAGES = ("Next", "\n\n1. next")
 # finish reasons of answers that the client received completely
-_WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
-_CHARACTER_TOKENS = 4  # most tokens of a character: one for each of its bytes
+_COMPLETE_REASONS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_MAX_TOKENS_PER_CHARACTER = 4  # one for each of its bytes
 
 
 def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prepared) -> Observe:
@@ -66,16 +66,20 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
     """
     if not isinstance(prepared.prompt, ChatPrompt) or prepared.answer_opening is None:
         return lambda event: None
-    opening = tuple(bundle.tokenizer.encode(prepared.answer_opening, add_special_tokens=False))
-    prompt = prepared.rules.prompt_token_ids
-    if prompt[len(prompt) - len(opening) :] != TokenIds.of(opening):
+    opening_token_ids = tuple(
+        bundle.tokenizer.encode(prepared.answer_opening, add_special_tokens=False)
+    )
+    prompt_token_ids = prepared.rules.prompt_token_ids
+    if prompt_token_ids[len(prompt_token_ids) - len(opening_token_ids) :] != TokenIds.of(
+        opening_token_ids
+    ):
         # the opening shares a token with the text before it
         return lambda event: None
     recorder = _Recorder(
         bundle=bundle,
         tools=prepared.prompt.tools,
         answer_opening=prepared.answer_opening,
-        opening_token_ids=opening,
+        opening_token_ids=opening_token_ids,
         reads_calls=prepared.rules.reads_calls,
         one_call=prepared.rules.one_call,
         tenant=request.tenant,
@@ -93,6 +97,8 @@ def observer(request: GenerationRequest, bundle: TokenizerBundle, prepared: Prep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recorder:
+    """Records the answers to one request in the bundle, so that later prompts contain their tokens."""
+
     bundle: TokenizerBundle
     tools: tuple[dict[str, Any], ...]  # definitions, as the prompt has them
     answer_opening: str  # of the prompt, after the header of the answer, such as `<think>`
@@ -102,11 +108,21 @@ class _Recorder:
     tenant: str
 
     def record(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> None:
+        """Record an answer, unless its meaning and its tokens may not belong together: when the
+        next turn is tokenized, the tokens replace a text with this meaning.
+        """
         for call in tool_calls_of(deltas):
-            self.bundle.first_forms.arguments(call.arguments, call_id=call.id, tenant=self.tenant)
-        said = meaning_of_deltas(deltas)
+            self.bundle.first_forms.remember_arguments(
+                call.arguments, call_id=call.id, tenant=self.tenant
+            )
+        meaning = meaning_of_deltas(deltas)
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        if said is None or not token_ids or end.reason not in _WHOLE or self._has_hidden(token_ids):
+        if (
+            meaning is None
+            or not token_ids
+            or end.reason not in _COMPLETE_REASONS
+            or self._has_hidden_tokens(token_ids)
+        ):
             return
         tokenizer = self.bundle.tokenizer
         text = tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -119,45 +135,49 @@ class _Recorder:
         # The events that the client saw have the whole meaning of the tokens, except in three
         # cases: the text may contain calls that were not parsed, the answer may have been ended
         # within its text or after its first call, or the opening has a special meaning.
-        is_seen_whole = (
-            (self.reads_calls or not self._may_call(text))
+        events_have_whole_meaning = (
+            (self.reads_calls or not self._may_contain_calls(text))
             and end.stop_string is None
             and not (self.one_call and end.calls)
             and self._meaning(opening, end) == AnswerMeaning()
         )
-        if not is_seen_whole and self._meaning(opening + text, end) != said:
+        if not events_have_whole_meaning and self._meaning(opening + text, end) != meaning:
             return
         # The template renders a call or a thought in its own way, so the resulting tokens are
         # unknown.
-        is_plain = text == said.content and not opening.strip()
+        is_plain_text = text == meaning.content and not opening.strip()
         self.bundle.known_answers.add(
-            said,
+            meaning,
             (*self.opening_token_ids, *token_ids),
             content=text_of(deltas),
             call_ids=[delta.id for delta in deltas if isinstance(delta, ToolCallStarted)],
-            is_as_tokenized=is_plain and token_ids == tokenizer.encode_text(text),
+            is_as_tokenized=is_plain_text and token_ids == tokenizer.encode_text(text),
             tenant=self.tenant,
         )
 
     def _tokens_up_to(self, text: str, token_ids: list[int]) -> list[int]:
         """The tokens of a prefix of an answer's text, which may end inside a token.
 
-        The tokenizer re-encodes the rest of that token, and of a character that it completes.
+        The tokenizer re-encodes the rest of that token, and of a character that it completes. Returns
+        no tokens if the text is not found to be such a prefix.
         """
         tokenizer = self.bundle.tokenizer
-        for kept in range(len(token_ids) - 1, max(-1, len(token_ids) - 1 - _CHARACTER_TOKENS), -1):
-            whole = tokenizer.decode(token_ids[:kept], skip_special_tokens=False)
-            if text.startswith(whole):
-                rest = tokenizer.encode_text(text[len(whole) :])
-                return [*token_ids[:kept], *rest]
+        for kept_tokens in range(
+            len(token_ids) - 1, max(-1, len(token_ids) - 1 - _MAX_TOKENS_PER_CHARACTER), -1
+        ):
+            kept_text = tokenizer.decode(token_ids[:kept_tokens], skip_special_tokens=False)
+            if text.startswith(kept_text):
+                rest_token_ids = tokenizer.encode_text(text[len(kept_text) :])
+                return [*token_ids[:kept_tokens], *rest_token_ids]
         return []
 
-    def _may_call(self, text: str) -> bool:
+    def _may_contain_calls(self, text: str) -> bool:
+        """Whether the text contains a marker that begins tool calls."""
         dialect = self.bundle.dialect
         encoded = dialect.markers.encode(text)
         return any(opener in encoded for opener in dialect.encoded.call_starts)
 
-    def _has_hidden(self, token_ids: Sequence[int]) -> bool:
+    def _has_hidden_tokens(self, token_ids: Sequence[int]) -> bool:
         """Whether some tokens are special tokens, which the client did not see."""
         markers = self.bundle.dialect.markers.characters
         pieces = self.bundle.tokenizer.pieces
@@ -166,11 +186,13 @@ class _Recorder:
         )
 
     def _meaning(self, text: str, end: ChoiceFinished) -> AnswerMeaning:
-        """The meaning of a text, with all of its calls parsed."""
+        """The meaning of a text, with all of its calls parsed. The reader expects encoded markers: one
+        character in place of each marker.
+        """
         return meaning_of_text(
             self.bundle.dialect.markers.encode(text),
             self.bundle.answer_reader(self.tools),
-            cut=end.reason is not FinishReason.STOP,
+            was_cut_off=end.reason is not FinishReason.STOP,
         )
 
 
@@ -209,7 +231,7 @@ class WarmAhead:
         loop = asyncio.get_running_loop()
         deltas: list[OutputDelta] = []
 
-        def make() -> SequenceRequest | None:
+        def make_request() -> SequenceRequest | None:
             return read_ahead_request(
                 request,
                 prompt,
@@ -219,39 +241,43 @@ class WarmAhead:
                 context_tokens=client.info.context_tokens,
             )
 
-        def see(event: OutputEvent) -> None:
+        def observe_and_prefill(event: OutputEvent) -> None:
             observe(event)
             if isinstance(event, PromptProgress):
                 return
             if not isinstance(event, ChoiceFinished):
                 deltas.append(event)
                 return
-            calls = any(isinstance(delta, ToolCallStarted) for delta in deltas)
-            turn = "results" if calls else "user"
-            if event.reason is FinishReason.STOP and turn in bundle.read_ahead:
+            has_calls = any(isinstance(delta, ToolCallStarted) for delta in deltas)
+            next_turn = "results" if has_calls else "user"
+            if event.reason is FinishReason.STOP and next_turn in bundle.read_ahead:
                 # the end of a long answer is observed in another thread than the event loop's
-                loop.call_soon_threadsafe(self._begin, make, client, threads)
+                loop.call_soon_threadsafe(self._start_prefill, make_request, client, threads)
 
-        return see
+        return observe_and_prefill
 
-    def _begin(
-        self, make: Callable[[], SequenceRequest | None], client: WorkerClient, threads: Executor
+    def _start_prefill(
+        self,
+        make_request: Callable[[], SequenceRequest | None],
+        client: WorkerClient,
+        threads: Executor,
     ) -> None:
+        """Prefill in a task of its own, which nobody awaits."""
         loop = asyncio.get_running_loop()
-        task = loop.create_task(_prefill(make, client, threads), name="warm-ahead")
+        task = loop.create_task(_prefill(make_request, client, threads), name="warm-ahead")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 async def _prefill(
-    make: Callable[[], SequenceRequest | None], client: WorkerClient, threads: Executor
+    make_request: Callable[[], SequenceRequest | None], client: WorkerClient, threads: Executor
 ) -> None:
     """Create a request that only prefills, and submit it.
 
     Failures are only logged, because nothing depends on this request.
     """
     try:
-        sequence = await asyncio.get_running_loop().run_in_executor(threads, make)
+        sequence = await asyncio.get_running_loop().run_in_executor(threads, make_request)
         if sequence is None:
             return
         async with aclosing(client.submit(sequence)) as events:
@@ -284,8 +310,9 @@ def read_ahead_request(
         reasoning=text_of(deltas, "reasoning") if sends_thoughts else "",
         calls=calls,
     )
+    # Only the tokens that two possible next turns share are certain.
     layouts = prepared.layouts
-    first, second = (
+    first_prompt, second_prompt = (
         conversation_tokens(
             request,
             msgspec.structs.replace(
@@ -294,31 +321,40 @@ def read_ahead_request(
             bundle,
             layouts=layouts,
         )
-        for probe in _PROBES
+        for probe in _PROBE_MESSAGES
     )
-    shared = common_tokens(first.token_ids.packed, second.token_ids.packed)
-    images = image_spans(first.images, layouts)
+    shared_tokens = common_tokens(first_prompt.token_ids.packed, second_prompt.token_ids.packed)
+    images = image_spans(first_prompt.images, layouts)
     # an image is prefilled as a whole
-    shared = min((span.start for span in images if span.start < shared < span.end), default=shared)
-    ahead = first.token_ids[:shared]
+    shared_tokens = min(
+        (span.start for span in images if span.start < shared_tokens < span.end),
+        default=shared_tokens,
+    )
+    certain_token_ids = first_prompt.token_ids[:shared_tokens]
     generated = TokenIds.of(token_id for delta in deltas for token_id in delta.token_ids)
-    known = common_tokens(ahead.packed, (prepared.rules.prompt_token_ids + generated).packed)
-    if len(ahead) - known < MIN_TOKENS or len(ahead) >= context_tokens:
+    known_tokens = common_tokens(
+        certain_token_ids.packed, (prepared.rules.prompt_token_ids + generated).packed
+    )
+    if (
+        len(certain_token_ids) - known_tokens < MIN_TOKENS
+        or len(certain_token_ids) >= context_tokens
+    ):
         return None
     return SequenceRequest(
         request_id=f"{request.request_id}/ahead",
-        prompt_token_ids=ahead,
-        images=tuple(span for span in images if span.end <= shared),
+        prompt_token_ids=certain_token_ids,
+        images=tuple(span for span in images if span.end <= shared_tokens),
         max_tokens=0,
         sampling=SamplingParams(seed=0),
         tenant=request.tenant,
         kv_bits=request.kv_bits,
         session_id=request.session_id,
-        read_ahead=ReadAhead(known_tokens=known),
+        read_ahead=ReadAhead(known_tokens=known_tokens),
     )
 
 
 def _has_thought(message: object) -> bool:
+    """Whether a message is an answer that the client sent back with its thought."""
     return (
         isinstance(message, dict)
         and message.get("role") == "assistant"

@@ -79,10 +79,10 @@ NO_IMAGES: Final[Layouts] = {}
 MAX_CHARACTERS_PER_TOKEN = 32
 # A prompt with more than this many times the characters of the longest prompt that could fit is not
 # shortened, because shortening tokenizes the whole prompt.
-_MOST_SHORTENED = 8
-# A part of a text that contains some of its tokens has at most this many times the characters that
-# this number of tokens of the text have on average; otherwise fewer tokens are kept.
-_AMPLE = 4
+_MAX_SHORTENING_RATIO = 8
+# To keep N tokens of a piece of text, only this many times the characters that N of its tokens have
+# on average are tokenized again. If the tokens there are longer than that, fewer are kept.
+_CHARACTER_MARGIN = 4
 _SEED_MASK = 2**63 - 1
 
 
@@ -134,6 +134,7 @@ def prepare(
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
     """
+    # quantized keys and values take less memory, so the context that fits is longer
     if request.kv_bits in info.context_tokens_by_bits:
         context_tokens = info.context_tokens_by_bits[request.kv_bits]
         info = msgspec.structs.replace(info, context_tokens=context_tokens)
@@ -147,7 +148,9 @@ def prepare(
     grammar = answer_grammar(request, bundle.dialect, prompt=text, limits=limits, tools=tools)
     left_out: TruncatedPart | None = None
     if request.truncation == "middle":
-        prompt, left_out = _fitted(request, prompt, bundle, text, info=info, layouts=layouts)
+        prompt, left_out = _shortened_to_fit(
+            request, prompt, bundle, text, info=info, layouts=layouts
+        )
         if left_out is not None:
             text = prompt_text(request, bundle, prompt, info=info)
             grammar = answer_grammar(
@@ -155,14 +158,14 @@ def prepare(
             )
     tokens = _checked_tokens(request, bundle, text, info=info, layouts=layouts)
     thought_end = _thought_end(request, bundle, in_reasoning=text.in_reasoning)
-    marked = marked_prefixes(prompt, tokens)
+    breakpoint_prefixes = marked_prefixes(prompt, tokens)
     sequences = _sequences(
         request,
         bundle,
         tokens,
         grammar,
         sampling=sampling,
-        marked=marked,
+        breakpoint_prefixes=breakpoint_prefixes,
         thought_end=thought_end,
         info=info,
         layouts=layouts,
@@ -175,7 +178,7 @@ def prepare(
         answer_opening=text.answer_opening,
         put_back_tokens=tokens.put_back_tokens,
         dropped_tokens=text.dropped_tokens,
-        breakpoints=marked,
+        breakpoints=breakpoint_prefixes,
         thought_end=thought_end,
         unenforced=grammar.unenforced,
         left_out=left_out,
@@ -201,12 +204,13 @@ def _checked_tokens(
     if len(tokens.token_ids) > limit_tokens:
         raise _too_long(request, len(tokens.token_ids), info=info)
     if bundle.tokenizer.vocab_size > info.vocab_size:  # if not larger, skipping this saves 1 ms
-        shown = visible_tokens(tokens.token_ids, tokens.images, layouts)
-        check_token_ids(shown, vocab_size=info.vocab_size, field=request.prompt_field)
+        visible_token_ids = visible_tokens(tokens.token_ids, tokens.images, layouts)
+        check_token_ids(visible_token_ids, vocab_size=info.vocab_size, field=request.prompt_field)
     return tokens
 
 
 def _too_long(request: GenerationRequest, prompt_tokens: int, *, info: ModelInfo) -> PromptTooLong:
+    """The error for a prompt with this number of tokens."""
     return PromptTooLong(
         prompt_tokens=prompt_tokens,
         context_tokens=info.context_tokens,
@@ -217,19 +221,19 @@ def _too_long(request: GenerationRequest, prompt_tokens: int, *, info: ModelInfo
 
 
 def prompt_text(
-    request: GenerationRequest, bundle: TokenizerBundle, asked: Prompt, *, info: ModelInfo
+    request: GenerationRequest, bundle: TokenizerBundle, request_prompt: Prompt, *, info: ModelInfo
 ) -> PromptText:
     """The text (or the given token ids) of a prompt; a conversation is rendered.
 
     Raises InvalidRequest.
 
-    asked: the prompt of the request, with the names of its images and as far as it fits.
+    request_prompt: the prompt of the request, with the names of its images and as far as it fits.
     """
-    if isinstance(asked, tuple):
-        return PromptText(token_ids=asked)
-    if isinstance(asked, str):
-        return PromptText(text=well_formed(asked), add_special_tokens=True)
-    if not asked.messages:
+    if isinstance(request_prompt, tuple):
+        return PromptText(token_ids=request_prompt)
+    if isinstance(request_prompt, str):
+        return PromptText(text=well_formed(request_prompt), add_special_tokens=True)
+    if not request_prompt.messages:
         raise InvalidRequest("there must be at least one message", field=request.prompt_field)
     template = bundle.template
     if template is None:
@@ -238,82 +242,97 @@ def prompt_text(
             "a model that can chat, or send a text to complete",
             field=request.prompt_field,
         )
-    rendered, prompt, past = _rendered(request, asked, bundle, template)
+    rendered, canonical_prompt, past_answers = _render_conversation(
+        request, request_prompt, bundle, template
+    )
     text = rendered.text
-    opening = None if prompt.continue_last else bundle.answer_frame.opening(text)
-    if opening is None:
-        in_reasoning = prompt_opens_thought(template, bundle.dialect, prompt, text)
+    answer_opening = None if canonical_prompt.continue_last else bundle.answer_frame.opening(text)
+    if answer_opening is None:
+        in_reasoning = prompt_opens_thought(template, bundle.dialect, canonical_prompt, text)
     else:
-        in_reasoning = opens_thought(opening, bundle.dialect)
+        in_reasoning = opens_thought(answer_opening, bundle.dialect)
     return replace(
         rendered,
         in_reasoning=in_reasoning,
+        # models with a fixed state per sequence can resume only at positions chosen in advance
         branch_points=(
-            template.branch_points(prompt, text) if info.fixed_bytes_per_sequence else ()
+            template.branch_points(canonical_prompt, text) if info.fixed_bytes_per_sequence else ()
         ),
         breakpoints=breakpoint_places(
-            asked, prompt, text, template=template, guard=bundle.tokenizer.guard
+            request_prompt, canonical_prompt, text, template=template, guard=bundle.tokenizer.guard
         ),
-        answer_opening=opening,
-        dropped_tokens=bundle.known_answers.count(past, placed=len(rendered.answers)),
+        answer_opening=answer_opening,
+        dropped_tokens=bundle.known_answers.count_dropped(
+            past_answers, placed_answers=len(rendered.answers)
+        ),
     )
 
 
-def _rendered(
+def _render_conversation(
     request: GenerationRequest,
     prompt: ChatPrompt,
     bundle: TokenizerBundle,
     template: ChatTemplate,
 ) -> tuple[PromptText, ChatPrompt, PastAnswers]:
     """The rendered conversation with its answers and images; the conversation as the template got
-    it; and its known answers.
+    it; and those of its answers whose generated tokens are known.
     """
     options = {
         **bundle.template_options,
-        **bundle.thinking_switch.asked(request.thinking),
+        **bundle.thinking_switch.options_for(request.thinking),
         **prompt.template_options,
     }
     reasoning = bundle.dialect.reasoning
-    thought = ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
-    past = PastAnswers(bundle.known_answers)
+    thought_markers = (
+        ("", "") if reasoning is None else (reasoning.start.strip(), reasoning.end.strip())
+    )
+    past_answers = PastAnswers(bundle.known_answers)
     prompt = msgspec.structs.replace(prompt, template_options=options)
     template.check(prompt, field=request.prompt_field)
     prompt, adapted = canonical(
         prompt,
         bundle.first_forms,
         guard=bundle.tokenizer.guard,
-        thought=thought,
-        parts_thoughts=all(thought) and template.reads_thoughts(thought[1]),
-        past=past,
+        thought=thought_markers,
+        moves_thoughts=all(thought_markers) and template.reads_thoughts(thought_markers[1]),
+        past_answers=past_answers,
         template=template,
         field=request.prompt_field,
         tenant=request.tenant,
     )
     # the template writes the special tokens itself, BOS included
-    text, seen = template.rendered(prompt, adapted, field=request.prompt_field)
+    text, image_names = template.rendered(prompt, adapted, field=request.prompt_field)
     text = well_formed(with_unescaped_breaks(text))
-    images = () if bundle.images is None else _placed(text, bundle.images.placeholder, seen)
-    opened = bundle.token_memory.opened(
+    images = (
+        ()
+        if bundle.images is None
+        else _placed_images(text, bundle.images.placeholder, image_names)
+    )
+    cut_text = bundle.token_memory.cut_prompt(
         text,
         bundle.tokenizer,
-        frame=bundle.answer_frame if past.expected else None,
+        frame=bundle.answer_frame if past_answers.expected else None,
         tools=prompt.tools,
         tenant=request.tenant,
     )
-    read = bundle.history_reader(prompt.tools)
-    answers = past.places(opened.candidates, lambda span: opened.meaning(span, read))
-    return PromptText(text=text, answers=answers, images=images), prompt, past
+    read_meaning = bundle.history_reader(prompt.tools)
+    answers = past_answers.places(
+        cut_text.candidates, lambda span: cut_text.meaning(span, read_meaning)
+    )
+    return PromptText(text=text, answers=answers, images=images), prompt, past_answers
 
 
-def _placed(text: str, placeholder: str, images: Sequence[str]) -> tuple[PlacedImage, ...]:
+def _placed_images(
+    text: str, placeholder: str, image_names: Sequence[str]
+) -> tuple[PlacedImage, ...]:
     """The places of images in a rendered text, which has one placeholder for each."""
-    placed = []
+    placed_images = []
     start = 0
-    for image in images:
+    for image in image_names:
         start = text.index(placeholder, start)
-        placed.append(PlacedImage(start, image))
+        placed_images.append(PlacedImage(start, image))
         start += len(placeholder)
-    return tuple(placed)
+    return tuple(placed_images)
 
 
 def conversation_tokens(
@@ -330,8 +349,8 @@ def conversation_tokens(
     """
     if bundle.template is None:
         return PromptTokens(token_ids=TokenIds())
-    text, _, _ = _rendered(request, prompt, bundle, bundle.template)
-    return _encoded(text, bundle, tenant=request.tenant, layouts=layouts)
+    text, _, _ = _render_conversation(request, prompt, bundle, bundle.template)
+    return _tokenize(text, bundle, tenant=request.tenant, layouts=layouts)
 
 
 def prompt_tokens(
@@ -358,7 +377,7 @@ def prompt_tokens(
     bos = tokenizer.bos_token_id
     if prompt.text or prompt.add_special_tokens:
         refuse_by_beginning(tokenizer, prompt.text, context_tokens=info.context_tokens, field=field)
-        tokens = _encoded(prompt, bundle, tenant=request.tenant, layouts=layouts)
+        tokens = _tokenize(prompt, bundle, tenant=request.tenant, layouts=layouts)
         has_two_bos = bos is not None and tokens.token_ids[:2] == TokenIds.of((bos, bos))
         if prompt.add_special_tokens and has_two_bos:  # the client wrote a BOS itself
             tokens = replace(tokens, token_ids=tokens.token_ids[1:])
@@ -372,7 +391,7 @@ def prompt_tokens(
     return PromptTokens(token_ids=TokenIds.of((bos,)))
 
 
-def _fitted(
+def _shortened_to_fit(
     request: GenerationRequest,
     prompt: Prompt,
     bundle: TokenizerBundle,
@@ -391,57 +410,65 @@ def _fitted(
     answer_tokens = planned_answer_tokens(info.context_tokens)
     if request.max_tokens is not None:
         answer_tokens = min(request.max_tokens, answer_tokens)
-    limit = info.context_tokens - answer_tokens
-    characters = info.context_tokens * MAX_CHARACTERS_PER_TOKEN * _MOST_SHORTENED
+    limit_tokens = info.context_tokens - answer_tokens
+    max_characters = info.context_tokens * MAX_CHARACTERS_PER_TOKEN * _MAX_SHORTENING_RATIO
     try:
         tokens = prompt_tokens(request, bundle, text, info=info, layouts=layouts)
-        before = len(tokens.token_ids)
+        original_tokens = len(tokens.token_ids)
     except PromptTooLong as error:
-        before = error.prompt_tokens
-    if before <= limit or len(text.text) > characters:
+        original_tokens = error.prompt_tokens
+    if original_tokens <= limit_tokens or len(text.text) > max_characters:
         return prompt, None
     if isinstance(prompt, ChatPrompt):
-        return _fitted_conversation(
-            request, prompt, bundle, before=before, limit=limit, layouts=layouts
+        return _shortened_conversation(
+            request,
+            prompt,
+            bundle,
+            original_tokens=original_tokens,
+            limit_tokens=limit_tokens,
+            layouts=layouts,
         )
-    return _fitted_text(prompt, bundle, limit=limit)
+    return _shortened_text(prompt, bundle, limit_tokens=limit_tokens)
 
 
-def _fitted_conversation(
+def _shortened_conversation(
     request: GenerationRequest,
     prompt: ChatPrompt,
     bundle: TokenizerBundle,
     *,
-    before: int,
-    limit: int,
+    original_tokens: int,
+    limit_tokens: int,
     layouts: Layouts,
 ) -> tuple[Prompt, TruncatedPart | None]:
-    """Leave out the middle of a conversation of more than `limit` tokens. before: its tokens."""
+    """Leave out the middle of a conversation, so that its prompt has at most `limit_tokens` tokens.
 
-    def count(messages: Sequence[Mapping[str, Any]]) -> int:
-        shorter = _with_messages(prompt, messages)
-        return len(conversation_tokens(request, shorter, bundle, layouts=layouts).token_ids)
+    original_tokens: the number of tokens of its whole prompt.
+    """
+
+    def count_tokens(messages: Sequence[Mapping[str, Any]]) -> int:
+        shorter_prompt = _with_messages(prompt, messages)
+        return len(conversation_tokens(request, shorter_prompt, bundle, layouts=layouts).token_ids)
 
     shortened = without_middle(
         [with_marks(message) for message in prompt.messages],
-        tokens=before,
-        limit=limit,
-        count=count,
+        tokens=original_tokens,
+        limit=limit_tokens,
+        count=count_tokens,
         ruler=_TokenRuler(bundle, tenant=request.tenant, layouts=layouts),
     )
     if shortened is None:
         return prompt, None
     origins = shortened.origins
-    kept = _with_messages(
+    shortened_prompt = _with_messages(
         prompt,
         shortened.messages,
-        breakpoints=tuple(_moved(each, origins) for each in prompt.cache_breakpoints),
+        breakpoints=tuple(_moved_breakpoint(each, origins) for each in prompt.cache_breakpoints),
     )
     left_out = TruncatedPart(
-        tokens=max(0, before - shortened.tokens),
+        tokens=max(0, original_tokens - shortened.tokens),
         messages=len(prompt.messages) - sum(origin is not None for origin in origins),
     )
-    return kept, left_out
+    return shortened_prompt, left_out
 
 
 def _with_messages(
@@ -450,11 +477,13 @@ def _with_messages(
     *,
     breakpoints: tuple[CacheBreakpoint, ...] = (),
 ) -> ChatPrompt:
-    """The conversation with other messages. Tools that the old messages defined, but none of the
-    new ones does, are no longer in `found_tools`, so the template lists them.
+    """The conversation with other messages.
+
+    A tool in `found_tools` is defined by a message, and not by the template's list of tools. If no
+    message is left that defines it, it is removed from `found_tools`, so that the template lists it.
     """
     contents = [message.get("content") for message in messages] if prompt.found_tools else []
-    defined = {
+    defined_tools = {
         part.get("tool_name")
         for content in contents
         if isinstance(content, list | tuple)
@@ -464,31 +493,40 @@ def _with_messages(
     return msgspec.structs.replace(
         prompt,
         messages=tuple(messages),
-        found_tools=tuple(name for name in prompt.found_tools if name in defined),
+        found_tools=tuple(name for name in prompt.found_tools if name in defined_tools),
         cache_breakpoints=breakpoints,
     )
 
 
-def _moved(at: CacheBreakpoint, origins: Sequence[int | None]) -> CacheBreakpoint:
-    """A cache breakpoint, moved to its place in the shortened conversation. origins: as in
-    `Shortened`.
+def _moved_breakpoint(
+    cache_breakpoint: CacheBreakpoint, origins: Sequence[int | None]
+) -> CacheBreakpoint:
+    """A cache breakpoint, moved to its place in the shortened conversation.
+
+    origins: for each message of the shortened conversation, the index of the original message;
+        None for a note about what was left out.
     """
-    place = next(
+    index = next(
         (
-            place
-            for place, origin in enumerate(origins)
-            if origin is not None and origin >= at.messages
+            index
+            for index, origin in enumerate(origins)
+            if origin is not None and origin >= cache_breakpoint.messages
         ),
         len(origins),
     )
-    is_kept = place < len(origins) and origins[place] == at.messages
-    return msgspec.structs.replace(at, messages=place, parts=at.parts if is_kept else 0)
+    is_kept = index < len(origins) and origins[index] == cache_breakpoint.messages
+    return msgspec.structs.replace(
+        cache_breakpoint, messages=index, parts=cache_breakpoint.parts if is_kept else 0
+    )
 
 
-def _fitted_text(
-    prompt: str | tuple[int, ...], bundle: TokenizerBundle, *, limit: int
+def _shortened_text(
+    prompt: str | tuple[int, ...], bundle: TokenizerBundle, *, limit_tokens: int
 ) -> tuple[Prompt, TruncatedPart | None]:
-    """As `_fitted`, for a prompt that is a text or token ids instead of a conversation."""
+    """Leave out the middle of a prompt that is a text or token ids, so that at most `limit_tokens`
+    tokens remain. Returns the prompt unchanged and None if the note would take too much of this
+    limit.
+    """
     tokenizer = bundle.tokenizer
     encoded = None
     tokens = len(prompt)
@@ -496,20 +534,20 @@ def _fitted_text(
         (encoded,) = tokenizer.encode_in_place([well_formed(prompt)])
         tokens = len(encoded.token_ids)
     # the note, the special tokens around a text, and additional tokens where the parts are joined
-    around = len(tokenizer.encode(text_note(tokens), add_special_tokens=True)) + 4
-    if limit <= 2 * around:
+    overhead_tokens = len(tokenizer.encode(text_note(tokens), add_special_tokens=True)) + 4
+    if limit_tokens <= 2 * overhead_tokens:
         return prompt, None
-    start, end = middle_of_tokens(tokens, limit=limit - around)
+    start, end = middle_of_tokens(tokens, limit=limit_tokens - overhead_tokens)
     note = text_note(end - start)
-    kept: Prompt
+    shortened_prompt: Prompt
     if encoded is None:
         note_ids = tokenizer.encode(note, add_special_tokens=False)
-        kept = (*prompt[:start], *note_ids, *prompt[end:])
+        shortened_prompt = (*prompt[:start], *note_ids, *prompt[end:])
     else:
         text = well_formed(str(prompt))
-        head, tail = encoded.characters_of(start - 1)[1], encoded.characters_of(end)[0]
-        kept = f"{text[:head]}{note}{text[tail:]}"
-    return kept, TruncatedPart(tokens=end - start)
+        head_end, tail_start = encoded.characters_of(start - 1)[1], encoded.characters_of(end)[0]
+        shortened_prompt = f"{text[:head_end]}{note}{text[tail_start:]}"
+    return shortened_prompt, TruncatedPart(tokens=end - start)
 
 
 class _TokenRuler:
@@ -523,59 +561,75 @@ class _TokenRuler:
     def tokens(self, text: str) -> int:
         """The number of tokens in a text, including its images."""
         images = sum(len(self._layouts[image].token_ids) for image in images_of(text))
-        return images + len(self._known(well_formed(without_images(text))).token_ids)
+        return images + len(self._remembered(well_formed(without_images(text))).token_ids)
 
-    def ends(self, text: str, first: int, last: int) -> tuple[str, str]:
+    def ends(self, text: str, first_tokens: int, last_tokens: int) -> tuple[str, str]:
         """The first and the last tokens of a text, as texts. Both numbers are at least 1.
 
         An image is kept if all of its tokens are among these tokens.
         """
         if not has_images(text):
-            return self._ends(text, first, last)
+            return self._ends_of_plain_text(text, first_tokens, last_tokens)
         parts = list(pieces(text))
-        head = self._kept(parts, first, end=0)
-        tail = self._kept(parts[::-1], last, end=1)
+        head = self._leading_parts(parts, first_tokens, side=0)
+        tail = self._leading_parts(parts[::-1], last_tokens, side=1)
         return "".join(head), "".join(tail[::-1])
 
-    def _kept(self, parts: Iterable[str], tokens: int, *, end: int) -> list[str]:
-        """The first parts with this number of tokens. Of the next part, if it is a text, the first
-        tokens (end 0) or the last ones (end 1) are kept.
+    def _leading_parts(self, parts: Iterable[str], max_tokens: int, *, side: int) -> list[str]:
+        """The first parts that have at most this number of tokens together. If the next part is a
+        text, only its first tokens (side 0) or its last ones (side 1) are kept, as many as remain.
         """
-        kept: list[str] = []
+        leading_parts: list[str] = []
         for part in parts:
-            size = self.tokens(part)
-            if size > tokens:
-                if tokens and not has_images(part):
-                    kept.append(self._ends(part, tokens, tokens)[end])
+            part_tokens = self.tokens(part)
+            if part_tokens > max_tokens:
+                if max_tokens and not has_images(part):
+                    leading_parts.append(
+                        self._ends_of_plain_text(part, max_tokens, max_tokens)[side]
+                    )
                 break
-            kept.append(part)
-            tokens -= size
-        return kept
+            leading_parts.append(part)
+            max_tokens -= part_tokens
+        return leading_parts
 
-    def _ends(self, text: str, first: int, last: int) -> tuple[str, str]:
-        """As `ends`, for a text without images."""
+    def _ends_of_plain_text(
+        self, text: str, first_tokens: int, last_tokens: int
+    ) -> tuple[str, str]:
+        """The first and the last tokens of a text without images, as texts."""
         text = well_formed(text)
-        known = self._known(text)
-        tokens = len(known.token_ids)
-        # only the pieces in which the ends end are tokenized again, and long ones not as a whole
-        first = min(first, tokens)
-        piece = known.piece_of(first - 1)
-        kept = first - piece.first_token
-        beginning = text[piece.start : piece.end][: piece.characters(_AMPLE * kept)]
+        remembered = self._remembered(text)
+        tokens = len(remembered.token_ids)
+        # Only two pieces are tokenized again, and long ones not as a whole: the one with the last of
+        # the first tokens, and the one with the first of the last tokens.
+        first_tokens = min(first_tokens, tokens)
+        piece = remembered.piece_of(first_tokens - 1)
+        first_piece_tokens = first_tokens - piece.first_token
+        beginning = text[piece.start : piece.end][
+            : piece.characters(_CHARACTER_MARGIN * first_piece_tokens)
+        ]
         start = piece.start
-        before_last = max(0, tokens - last)
-        piece = known.piece_of(before_last)
-        left = piece.first_token + piece.tokens - before_last
-        ending = text[piece.start : piece.end][-piece.characters(_AMPLE * left) :]
-        head, tail = self._bundle.tokenizer.encode_in_place([beginning, ending])
+        before_last = max(0, tokens - last_tokens)
+        piece = remembered.piece_of(before_last)
+        last_piece_tokens = piece.first_token + piece.tokens - before_last
+        ending = text[piece.start : piece.end][
+            -piece.characters(_CHARACTER_MARGIN * last_piece_tokens) :
+        ]
+        encoded_beginning, encoded_ending = self._bundle.tokenizer.encode_in_place(
+            [beginning, ending]
+        )
         head_end, tail_start = 0, len(ending)  # if the characters there have no tokens
-        if head.token_ids:
-            _, head_end = head.characters_of(min(kept, len(head.token_ids)) - 1)
-        if tail.token_ids:
-            tail_start, _ = tail.characters_of(max(0, len(tail.token_ids) - left))
+        if encoded_beginning.token_ids:
+            _, head_end = encoded_beginning.characters_of(
+                min(first_piece_tokens, len(encoded_beginning.token_ids)) - 1
+            )
+        if encoded_ending.token_ids:
+            tail_start, _ = encoded_ending.characters_of(
+                max(0, len(encoded_ending.token_ids) - last_piece_tokens)
+            )
         return text[: start + head_end], text[piece.end - len(ending) + tail_start :]
 
-    def _known(self, text: str) -> RememberedText:
+    def _remembered(self, text: str) -> RememberedText:
+        """The tokens of a text, which the next turns will need again."""
         bundle = self._bundle
         return bundle.token_memory.tokens_of(text, bundle.tokenizer, tenant=self._tenant)
 
@@ -596,17 +650,19 @@ def refuse_by_beginning(
         )
 
 
-def _encoded(
+def _tokenize(
     prompt: PromptText, bundle: TokenizerBundle, *, tenant: str, layouts: Layouts
 ) -> PromptTokens:
-    """Tokenize a prompt, but keep the tokens of its earlier answers as they were generated."""
-    edges = (edge for answer in prompt.answers for edge in (answer.start, answer.end))
-    images = (image.start for image in prompt.images)
+    """Tokenize a prompt, but keep the tokens of its earlier answers as they were generated, and put
+    the keys of its images in place of their placeholders.
+    """
+    answer_edges = (edge for answer in prompt.answers for edge in (answer.start, answer.end))
+    image_starts = (image.start for image in prompt.images)
     text = bundle.token_memory.tokens_of(
         prompt.text,
         bundle.tokenizer,
         tenant=tenant,
-        places={*prompt.branch_points, *prompt.breakpoints, *edges, *images},
+        places={*prompt.branch_points, *prompt.breakpoints, *answer_edges, *image_starts},
     )
     if prompt.add_special_tokens:
         return PromptTokens(token_ids=bundle.tokenizer.with_special_tokens(text.token_ids))
@@ -631,42 +687,44 @@ def splice(
     parts: list[TokenIds] = []
     shifts: list[tuple[int, int]] = []  # (first token, shift of the tokens from there on)
     placed_images: list[PlacedImage] = []
-    taken = 0  # number of tokens of the text that are in `parts` or were replaced
+    consumed_tokens = 0  # tokens of the text that are in `parts`, or were replaced
     shift = 0
-    put_back = 0
-    every: list[PlacedAnswer | PlacedImage] = [*prompt.answers, *prompt.images]
-    for placed in sorted(every, key=lambda placed: placed.start):
+    put_back_tokens = 0
+    placed_parts: list[PlacedAnswer | PlacedImage] = [*prompt.answers, *prompt.images]
+    for placed in sorted(placed_parts, key=lambda placed: placed.start):
         if isinstance(placed, PlacedAnswer):
             span = text.span(placed.start, placed.end)
             if span is None:
                 continue
             start, end = span
-            new = placed.token_ids
-            put_back += len(new)
+            new_token_ids = placed.token_ids
+            put_back_tokens += len(new_token_ids)
         else:
             start = text.tokens_before(placed.start)
             end = start + 1
             if images is None or tuple(token_ids[start:end]) != (images.token_id,):
                 raise InvalidRequest("the model's tokenizer breaks up its placeholder")
             placed_images.append(PlacedImage(start + shift, placed.image))
-            new = image_keys(layouts[placed.image])
-        parts += (token_ids[taken:start], new)
-        shift += len(new) - (end - start)
+            new_token_ids = image_keys(layouts[placed.image])
+        parts += (token_ids[consumed_tokens:start], new_token_ids)
+        shift += len(new_token_ids) - (end - start)
         shifts.append((end, shift))
-        taken = end
+        consumed_tokens = end
 
-    def moved(characters: Sequence[int]) -> Iterator[int]:
+    def token_positions(characters: Sequence[int]) -> Iterator[int]:
         for character in characters:
             token = text.tokens_before(character)
-            at = bisect_right(shifts, token, key=lambda each: each[0])
-            yield token + (shifts[at - 1][1] if at else 0)
+            index = bisect_right(shifts, token, key=lambda each: each[0])
+            yield token + (shifts[index - 1][1] if index else 0)
 
     return PromptTokens(
-        token_ids=TokenIds.joined((*parts, token_ids[taken:])) if taken else token_ids,
-        branch_points=tuple(moved(prompt.branch_points)),
-        breakpoints=tuple(moved(prompt.breakpoints)),
+        token_ids=TokenIds.joined((*parts, token_ids[consumed_tokens:]))
+        if consumed_tokens
+        else token_ids,
+        branch_points=tuple(token_positions(prompt.branch_points)),
+        breakpoints=tuple(token_positions(prompt.breakpoints)),
         images=tuple(placed_images),
-        put_back_tokens=put_back,
+        put_back_tokens=put_back_tokens,
     )
 
 
@@ -677,24 +735,34 @@ def _sequences(
     grammar: AnswerGrammar,
     *,
     sampling: SamplingParams,
-    marked: tuple[MarkedPrefix, ...],
+    breakpoint_prefixes: tuple[MarkedPrefix, ...],
     thought_end: ThinkingBudget | None,
     info: ModelInfo,
     layouts: Layouts,
 ) -> tuple[SequenceRequest, ...]:
+    """The request for each choice. The choices differ only in their ids, seeds and `is_alternative`.
+
+    thought_end: a budget of 0 tokens, which ends a thought immediately; None if no marker ends this
+    model's thoughts. If the request limits its thoughts, the budget is set to that number of
+    tokens.
+    """
     max_tokens = answer_tokens_of(request, prompt_tokens=len(tokens.token_ids), info=info)
     seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
-    ends: tuple[int, ...] = ()
+    end_token_ids: tuple[int, ...] = ()
     if not request.ignore_eos:
-        ends = bundle.tokenizer.eos_token_ids
+        end_token_ids = bundle.tokenizer.eos_token_ids
         if isinstance(request.prompt, ChatPrompt):
-            ends += bundle.turn_end_token_ids
-    budget = None
+            end_token_ids += bundle.turn_end_token_ids
+    thinking_budget = None
     if thought_end is not None and request.thinking.budget_tokens is not None:
-        budget = msgspec.structs.replace(thought_end, tokens=request.thinking.budget_tokens)
-    predicted = _predicted_tokens(request, bundle, most=max_tokens, info=info)
-    banned = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"].lowest)
-    logit_bias = sampling.logit_bias | banned
+        thinking_budget = msgspec.structs.replace(
+            thought_end, tokens=request.thinking.budget_tokens
+        )
+    predicted_token_ids = _predicted_tokens(request, bundle, max_tokens=max_tokens, info=info)
+    banned_token_biases = dict.fromkeys(
+        grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"].lowest
+    )
+    logit_bias = sampling.logit_bias | banned_token_biases
     images = image_spans(tokens.images, layouts)
     return tuple(
         SequenceRequest(
@@ -705,7 +773,9 @@ def _sequences(
             sampling=msgspec.structs.replace(
                 sampling, seed=(seed + index) & _SEED_MASK, logit_bias=logit_bias
             ),
-            stop_token_ids=tuple(token_id for token_id in ends if token_id < info.vocab_size),
+            stop_token_ids=tuple(
+                token_id for token_id in end_token_ids if token_id < info.vocab_size
+            ),
             want_logprobs=request.want_logprobs,
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
@@ -713,9 +783,11 @@ def _sequences(
             tenant=request.tenant,
             kv_bits=request.kv_bits,
             service=request.service,
-            thinking_budget=budget,
-            predicted_token_ids=predicted,
-            branch_points=tuple(sorted({*tokens.branch_points, *(each.tokens for each in marked)})),
+            thinking_budget=thinking_budget,
+            predicted_token_ids=predicted_token_ids,
+            branch_points=tuple(
+                sorted({*tokens.branch_points, *(each.tokens for each in breakpoint_prefixes)})
+            ),
             session_id=request.session_id,
             is_alternative=index > 0,
         )
@@ -724,21 +796,25 @@ def _sequences(
 
 
 def _predicted_tokens(
-    request: GenerationRequest, bundle: TokenizerBundle, *, most: int, info: ModelInfo
+    request: GenerationRequest, bundle: TokenizerBundle, *, max_tokens: int, info: ModelInfo
 ) -> TokenIds:
-    """The first tokens of the answer that the client expects, at most `most`."""
-    text = request.prediction[: most * MAX_CHARACTERS_PER_TOKEN]
+    """The first tokens of the answer that the client expects, at most `max_tokens`."""
+    text = request.prediction[: max_tokens * MAX_CHARACTERS_PER_TOKEN]
     if not text:
         return TokenIds()
-    token_ids = bundle.tokenizer.encode(text, add_special_tokens=False)[:most]
-    known = itertools.takewhile(lambda token_id: token_id < info.vocab_size, token_ids)
-    return TokenIds.of(tuple(known))
+    token_ids = bundle.tokenizer.encode(text, add_special_tokens=False)[:max_tokens]
+    known_token_ids = itertools.takewhile(lambda token_id: token_id < info.vocab_size, token_ids)
+    return TokenIds.of(tuple(known_token_ids))
 
 
 def _thought_end(
     request: GenerationRequest, bundle: TokenizerBundle, *, in_reasoning: bool
 ) -> ThinkingBudget | None:
-    """A budget that ends a thought immediately; None if no marker ends this model's thoughts."""
+    """A budget that ends a thought immediately; None if no marker ends this model's thoughts.
+
+    in_reasoning: whether the prompt has opened the thought, so that no marker in the answer opens
+    it.
+    """
     reasoning = bundle.dialect.reasoning
     if reasoning is None or not isinstance(request.prompt, ChatPrompt):
         return None
@@ -760,15 +836,17 @@ def _choice_rules(
     *,
     limits: LimitsSettings,
 ) -> ChoiceRules:
-    """The rules for all choices. A completion (no chat) has neither thoughts nor calls."""
+    """The rules for reading all choices. A completion (no chat) has neither thoughts nor tool
+    calls.
+    """
     chat = prompt if isinstance(prompt, ChatPrompt) else None
     tokenizer = bundle.tokenizer
     token_ids = sequence.prompt_token_ids
-    form_field = ""
+    format_field = ""
     if request.output_format is not None:
-        form_field = request.output_format.field
+        format_field = request.output_format.field
     elif chat is not None and chat.tools:
-        form_field = "tools"
+        format_field = "tools"
     at_start = len(token_ids) == 1 and token_ids.view[0] == tokenizer.bos_token_id
     echo_text = ""
     if request.echo:
@@ -784,7 +862,7 @@ def _choice_rules(
         one_call=not request.tool_choice.parallel,
         in_reasoning=text.in_reasoning,
         earlier_call_ids=() if chat is None else tuple(_call_ids(chat)),
-        format_field=form_field,
+        format_field=format_field,
         want_logprobs=request.want_logprobs,
         repeated_tokens=0 if request.ignore_eos else limits.repeated_tokens,
         at_start=at_start if chat is None else not chat.continue_last,
@@ -795,6 +873,7 @@ def _choice_rules(
 
 
 def _call_ids(prompt: ChatPrompt) -> Iterator[str]:
+    """The ids of all calls in the conversation, so that no new call gets the same id."""
     for message in prompt.messages:
         for call in message.get("tool_calls") or ():
             if isinstance(call, dict) and isinstance(call.get("id"), str):

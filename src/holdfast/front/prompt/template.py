@@ -26,9 +26,9 @@ from holdfast.front.prompt.conversation import (
     changeable,
     template_message,
     tools_in_text,
-    tools_told,
     with_habits,
     with_roles,
+    with_tools_described,
 )
 from holdfast.front.prompt.images import (
     content_parts,
@@ -45,19 +45,20 @@ from holdfast.models.chat_templates import template_sources
 from holdfast.models.tokenizer_files import named_special_tokens, read_json
 from holdfast.wire.images import VisionInfo
 
-# in private-use characters, which no text contains and no template strips
-_MARK = "\ue0f1continue\ue0f2"
+# Put at the end of the message to be continued; what the template writes after it is cut off. In
+# private-use characters, which no text contains and no template strips.
+_CONTINUE_MARK = "\ue0f1continue\ue0f2"
 _PROBE = "probe7391"
 _LATER_PROBE = "probe8204"
 _CHANGES_LISTS = re.compile(r"\.(?:append|pop)\(")
-_FUNCTIONS = re.compile(r"\+ *functions\b")
+_PRINTS_FUNCTIONS = re.compile(r"\+ *functions\b")
 _WITH_IMAGE = (
     {"type": "text", "text": _PROBE},
     {"type": "image"},
     {"type": "text", "text": _LATER_PROBE},
 )
 _SYSTEM = frozenset({"system", "developer"})
-_JUDGED = ("query", "document")  # roles in the templates of reranking models
+_JUDGE_ROLES = ("query", "document")  # roles in the templates of reranking models
 
 
 def common_prefix(one: str, other: str) -> str:
@@ -91,16 +92,17 @@ class ChatTemplate:
                 raise UnusableModel(
                     f"the chat template {name!r} is broken: {error.message}"
                 ) from error
-        self._vision: _Seeing | None = None  # None: it is not known to write images
-        self._keep_parts = not self._shows(_PROBE) and self._shows(
+        self._vision: _ImageWriting | None = None  # None: it is not known to write images
+        # whether the template iterates over content parts; otherwise it expects a text
+        self._keep_parts = not self._renders_content(_PROBE) and self._renders_content(
             [{"type": "text", "text": _PROBE}]
         )
         self._roles = self._probed_roles()
         # Call arguments may be passed as an object or as JSON text. A template that does not expect
         # an object prints it as Python does; one that does not expect text turns it into JSON
         # within JSON.
-        takes_object = self._shows_call({"key": _PROBE}, wrong_form=f"'{_PROBE}'")
-        takes_text = self._shows_call(json.dumps({"key": _PROBE}), wrong_form=f'\\"{_PROBE}')
+        takes_object = self._renders_call({"key": _PROBE}, wrong_form=f"'{_PROBE}'")
+        takes_text = self._renders_call(json.dumps({"key": _PROBE}), wrong_form=f'\\"{_PROBE}')
         self._arguments_as_text = takes_text and not takes_object
 
     def with_tool_habits(self, habits: ToolHabits) -> ChatTemplate:
@@ -115,11 +117,11 @@ class ChatTemplate:
         In these conversations, texts that would be read as an image must be broken up.
         """
         adapted = copy.copy(self)
-        adapted._vision = _Seeing(
+        adapted._vision = _ImageWriting(
             vision,
             roles=frozenset(
                 role
-                for role, messages in self._with_content([*_WITH_IMAGE]).items()
+                for role, messages in self._probes_with_content([*_WITH_IMAGE]).items()
                 if self._writes_image(messages, vision)
             ),
             image_text=self._image_text(vision),
@@ -159,7 +161,10 @@ class ChatTemplate:
             )
 
     def adapted(self, message: Any, *, field: str) -> Message:
-        """A message in the form that the template expects; see `template_message`."""
+        """A message, checked and in the form that the template expects. It must not be changed.
+
+        field: the request field of the message, for errors.
+        """
         return template_message(
             message,
             keep_parts=self._keep_parts,
@@ -173,17 +178,19 @@ class ChatTemplate:
         """Render a conversation that passed `check`; also returns the images in the order in which
         the template writes them. Raises InvalidRequest when the template refuses it.
 
-        adapted: the messages of the prompt as `adapted` returns them, but `changeable`.
+        adapted: the messages of the prompt in the form that the template expects. They are changed.
         """
         messages = self._text_messages(prompt, adapted)
         images: tuple[str, ...] = ()
         if self._vision is not None:
             images = tuple(image for each in messages for image in images_of(_text_of(each)))
-            messages = [*map(self._vision.shown, messages)]
+            messages = [*map(self._vision.replace_marks, messages)]
         if prompt.continue_last:
             _mark_last(messages)
         try:
-            text = self._run_for(prompt, messages, answer=not prompt.continue_last)
+            text = self._render_messages(
+                prompt, messages, with_generation_prompt=not prompt.continue_last
+            )
         except RENDER_ERRORS as error:
             require_no_images(str(error))
             raise InvalidRequest(
@@ -195,13 +202,13 @@ class ChatTemplate:
             raise InvalidRequest("the model's chat template leaves out an image", field=field)
         if not prompt.continue_last:
             return text.removesuffix(self._habits.left_to_model), images
-        before, mark, _ = text.rpartition(_MARK)
+        text_before, mark, _ = text.rpartition(_CONTINUE_MARK)
         if not mark:
             raise InvalidRequest(
                 "the model's chat template leaves out the message that is to be continued",
                 field=field,
             )
-        return before, images
+        return text_before, images
 
     def try_render(self, prompt: ChatPrompt) -> str:
         """Like `render`, but returns an empty text if the template refuses the conversation."""
@@ -213,7 +220,9 @@ class ChatTemplate:
     def render_history(self, prompt: ChatPrompt) -> str:
         """Render the conversation without a generation prompt; empty if the template refuses it."""
         try:
-            return self._run_for(prompt, self._messages(prompt, ""), answer=False)
+            return self._render_messages(
+                prompt, self._messages(prompt, ""), with_generation_prompt=False
+            )
         except (*RENDER_ERRORS, InvalidRequest):
             return ""
 
@@ -221,8 +230,8 @@ class ChatTemplate:
         """The generation prompt at the end of a rendered conversation."""
         if prompt.continue_last:
             return ""
-        asked = self._shared(prompt, text)
-        return text[asked:] if asked else ""
+        history_characters = self._shared_characters(prompt, text)
+        return text[history_characters:] if history_characters else ""
 
     def branch_points(self, prompt: ChatPrompt, text: str) -> tuple[int, ...]:
         """The positions in a prompt's rendered text after which other prompts are likely to differ.
@@ -232,44 +241,50 @@ class ChatTemplate:
         generation prompt may follow that message.
         """
         system = [message for message in prompt.messages if message.get("role") in _SYSTEM]
-        probe = {"role": "user", "content": _PROBE}
-        beginning = msgspec.structs.replace(prompt, messages=(*system, probe), continue_last=False)
-        found = {self._shared(beginning, text, upto=_PROBE)}
+        probe_message = {"role": "user", "content": _PROBE}
+        beginning = msgspec.structs.replace(
+            prompt, messages=(*system, probe_message), continue_last=False
+        )
+        points = {self._shared_characters(beginning, text, up_to=_PROBE)}
         if not prompt.continue_last:
-            found.add(self._shared(prompt, text))
-        return tuple(sorted(found - {0, len(text)}))
+            points.add(self._shared_characters(prompt, text))
+        return tuple(sorted(points - {0, len(text)}))
 
     def judging(self, *, instruction: str, query: str, document: str) -> str:
         """The prompt that asks a reranking model to judge a document.
 
         Empty if the template is not one of a reranking model.
         """
-        if not all(re.search(rf"['\"]{role}['\"]", self.sources["default"]) for role in _JUDGED):
+        if not all(
+            re.search(rf"['\"]{role}['\"]", self.sources["default"]) for role in _JUDGE_ROLES
+        ):
             return ""
-        messages = [self._message(role, _PROBE + role) for role in _JUDGED]
+        messages = [self._message(role, _PROBE + role) for role in _JUDGE_ROLES]
         if instruction:
             messages.insert(0, self._message("system", instruction))
-        text = self._try(messages, answer=True)
-        contents = {_PROBE + "query": query, _PROBE + "document": document}
-        if any(text.count(probe) != 1 for probe in contents):
+        text = self._try_messages(messages, with_generation_prompt=True)
+        content_by_probe = {_PROBE + "query": query, _PROBE + "document": document}
+        if any(text.count(probe) != 1 for probe in content_by_probe):
             return ""
-        return re.sub("|".join(contents), lambda found: contents[found[0]], text)
+        return re.sub("|".join(content_by_probe), lambda match: content_by_probe[match[0]], text)
 
-    def _shared(self, prompt: ChatPrompt, text: str, *, upto: str = "") -> int:
+    def _shared_characters(self, prompt: ChatPrompt, text: str, *, up_to: str = "") -> int:
         """The length of the rendered conversation if `text` begins with it; otherwise 0.
 
-        upto: the rendered conversation is cut before this text; if empty, it is not cut.
+        up_to: the rendered conversation is cut before this text; if empty, it is not cut.
         """
-        other = self.render_history(prompt)
-        if upto:
-            other = other.partition(upto)[0]
-        return len(other) if text.startswith(other) else 0
+        history = self.render_history(prompt)
+        if up_to:
+            history = history.partition(up_to)[0]
+        return len(history) if text.startswith(history) else 0
 
     def _messages(self, prompt: ChatPrompt, field: str) -> list[Message]:
+        """The messages of a conversation as the template expects them, with image parts for images."""
         messages = self._text_messages(prompt, self._adapted_messages(prompt, field=field))
-        return messages if self._vision is None else [*map(self._vision.shown, messages)]
+        return messages if self._vision is None else [*map(self._vision.replace_marks, messages)]
 
     def _adapted_messages(self, prompt: ChatPrompt, *, field: str) -> list[Message]:
+        """The messages of a prompt, each in the form that the template expects, to be changed."""
         if not prompt.messages:
             raise InvalidRequest("there must be at least one message", field=field)
         return [
@@ -280,36 +295,65 @@ class ChatTemplate:
     def _text_messages(self, prompt: ChatPrompt, adapted: list[Message]) -> list[Message]:
         """The messages for the template, in which images are marks."""
         messages = with_habits(adapted, self._habits)
-        if self._habits.in_text is not None:
-            messages = tools_in_text(messages, prompt.listed_tools, self._habits.in_text)
-        elif self._habits.told is not None:
-            messages = tools_told(messages, prompt.listed_tools, self._habits.told)
+        if self._habits.tools_in_text_format is not None:
+            messages = tools_in_text(
+                messages, prompt.listed_tools, self._habits.tools_in_text_format
+            )
+        elif self._habits.described_tools_format is not None:
+            messages = with_tools_described(
+                messages, prompt.listed_tools, self._habits.described_tools_format
+            )
         return with_roles(messages, self._roles)
 
-    def _run_for(self, prompt: ChatPrompt, messages: list[Message], *, answer: bool) -> str:
+    def _render_messages(
+        self, prompt: ChatPrompt, messages: list[Message], *, with_generation_prompt: bool
+    ) -> str:
+        """Render messages with the tools and options of a prompt.
+
+        with_generation_prompt: whether the text ends with the header of a new answer.
+        """
         options = prompt.template_options
         if self._habits.describes_tools or not prompt.listed_tools:
-            return self._run("default", messages, tools=None, options=options, answer=answer)
+            return self._render_template(
+                "default",
+                messages,
+                tools=None,
+                options=options,
+                with_generation_prompt=with_generation_prompt,
+            )
         name = "tool_use" if "tool_use" in self._templates else "default"
         tools = [tool if isinstance(tool, KeptPart) else dict(tool) for tool in prompt.listed_tools]
         if _CHANGES_LISTS.search(self.sources[name]):
             tools = copy.deepcopy(tools)  # the originals are reused for other requests
         try:
-            return self._run(name, messages, tools=tools, options=options, answer=answer)
+            return self._render_template(
+                name,
+                messages,
+                tools=tools,
+                options=options,
+                with_generation_prompt=with_generation_prompt,
+            )
         except RENDER_ERRORS:
             # some templates fail if a tool lacks descriptions or types
             tools = [complete_tool(tool) for tool in prompt.listed_tools]
-            return self._run(name, messages, tools=tools, options=options, answer=answer)
+            return self._render_template(
+                name,
+                messages,
+                tools=tools,
+                options=options,
+                with_generation_prompt=with_generation_prompt,
+            )
 
-    def _run(
+    def _render_template(
         self,
         name: str,
         messages: list[Message],
         *,
         tools: list[dict[str, Any]] | None,
         options: Mapping[str, Any],
-        answer: bool,
+        with_generation_prompt: bool,
     ) -> str:
+        """Render one of the templates. name: "default" or "tool_use"."""
         variables = {
             **self._special_tokens,
             **self._text_arguments(name, tools),
@@ -317,15 +361,15 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": answer,
+            "add_generation_prompt": with_generation_prompt,
         }
         text = self._templates[name].render(variables)
         require_no_images(text)
-        return text if self._vision is None else self._vision.written(text)
+        return text if self._vision is None else self._vision.as_tokenized(text)
 
     def _text_arguments(self, name: str, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
         """Template arguments for templates that expect the tools as text and today's date."""
-        if not _FUNCTIONS.search(self.sources[name]):
+        if not _PRINTS_FUNCTIONS.search(self.sources[name]):
             return {}
         functions = [tool.get("function", tool) for tool in tools or ()]
         return {
@@ -339,19 +383,19 @@ class ChatTemplate:
         If it cannot render even one message of a user, it is assumed to accept all.
         """
         user = self._message("user", _PROBE)
-        if not self._try([user]):
+        if not self._try_messages([user]):
             return RoleHabits()
         system = self._message("system", _PROBE)
         answer = self._message("assistant", _PROBE)
-        later = self._message("system", _LATER_PROBE)
-        several = self._try([system, user, answer, later, user])
+        later_system = self._message("system", _LATER_PROBE)
+        several_text = self._try_messages([system, user, answer, later_system, user])
         return RoleHabits(
-            system=bool(self._try([system, user])),
-            system_anywhere=_LATER_PROBE in several and several.count(_PROBE) == 4,
-            same_in_a_row=bool(self._try([user, user])),
+            system=bool(self._try_messages([system, user])),
+            system_anywhere=_LATER_PROBE in several_text and several_text.count(_PROBE) == 4,
+            same_in_a_row=bool(self._try_messages([user, user])),
         )
 
-    def _with_content(self, content: Any) -> dict[str, list[Message]]:
+    def _probes_with_content(self, content: Any) -> dict[str, list[Message]]:
         """Conversations with this content, by the role of the message with it."""
         user = self._message("user", "text")
         call = {
@@ -359,32 +403,33 @@ class ChatTemplate:
             "id": "call00001",
             "function": {"name": "name", "arguments": "{}" if self._arguments_as_text else {}},
         }
-        calling = {**self._message("assistant", ""), "tool_calls": [call]}
+        calling_answer = {**self._message("assistant", ""), "tool_calls": [call]}
         result = {"role": "tool", "content": content, "tool_call_id": "call00001", "name": "name"}
         return {
             "user": [{"role": "user", "content": content}],
-            "tool": [user, calling, result],
+            "tool": [user, calling_answer, result],
             "system": [{"role": "system", "content": content}, user],
         }
 
     def _writes_image(self, messages: list[Message], vision: VisionInfo) -> bool:
-        text = self._try(messages)
+        """Whether the template writes two texts and one placeholder for the image between them."""
+        text = self._try_messages(messages)
         return (
             _PROBE in text and _LATER_PROBE in text and text.count(vision.template_placeholder) == 1
         )
 
     def _image_text(self, vision: VisionInfo) -> str:
         """What the template writes for an image between two texts."""
-        text = self._try(self._with_content([*_WITH_IMAGE])["user"])
+        text = self._try_messages(self._probes_with_content([*_WITH_IMAGE])["user"])
         between = text.partition(_PROBE)[2].partition(_LATER_PROBE)[0]
-        is_all = between.count(vision.template_placeholder) == 1
-        return between if is_all else vision.template_placeholder
+        is_placeholder_between = between.count(vision.template_placeholder) == 1
+        return between if is_placeholder_between else vision.template_placeholder
 
-    def _shows(self, content: Any) -> bool:
+    def _renders_content(self, content: Any) -> bool:
         """Whether the rendered text contains this content of a user message."""
-        return _PROBE in self._try([{"role": "user", "content": content}])
+        return _PROBE in self._try_messages([{"role": "user", "content": content}])
 
-    def _shows_call(self, arguments: Any, *, wrong_form: str) -> bool:
+    def _renders_call(self, arguments: Any, *, wrong_form: str) -> bool:
         """Whether the rendered text contains a call's arguments, and not in `wrong_form`."""
         function = {"name": "name", "arguments": arguments}
         call = {"type": "function", "id": "call00001", "function": function}
@@ -392,22 +437,37 @@ class ChatTemplate:
             self._message("user", "text"),
             {**self._message("assistant", "text"), "tool_calls": [call]},
         ]
-        text = self._try(messages, "tool_use" if "tool_use" in self._templates else "default")
+        text = self._try_messages(
+            messages, "tool_use" if "tool_use" in self._templates else "default"
+        )
         return _PROBE in text and wrong_form not in text
 
     def _message(self, role: str, text: str) -> Message:
         content = [{"type": "text", "text": text}] if self._keep_parts else text
         return {"role": role, "content": content}
 
-    def _try(self, messages: list[Message], name: str = "default", *, answer: bool = False) -> str:
+    def _try_messages(
+        self,
+        messages: list[Message],
+        name: str = "default",
+        *,
+        with_generation_prompt: bool = False,
+    ) -> str:
+        """Render messages without tools; empty if the template refuses them."""
         try:
-            return self._run(name, messages, tools=None, options={}, answer=answer)
+            return self._render_template(
+                name,
+                messages,
+                tools=None,
+                options={},
+                with_generation_prompt=with_generation_prompt,
+            )
         except RENDER_ERRORS:
             return ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Seeing:
+class _ImageWriting:
     """How a template writes images.
 
     roles: of messages in which the template writes image parts. image_text: what takes the place of
@@ -418,15 +478,20 @@ class _Seeing:
     roles: frozenset[str]
     image_text: str
 
-    def shown(self, message: Message) -> Message:
+    def replace_marks(self, message: Message) -> Message:
         """A message with its marks replaced by parts or text."""
         content = message["content"]
         text = _text_of(message)
         if not has_images(text):
             return message
         if message["role"] in self.roles:
-            texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-            return {**message, "content": [part for each in texts for part in content_parts(each)]}
+            marked_texts = (
+                [content] if isinstance(content, str) else [part["text"] for part in content]
+            )
+            return {
+                **message,
+                "content": [part for each in marked_texts for part in content_parts(each)],
+            }
         if isinstance(content, str):
             return {**message, "content": with_placeholders(content, self.image_text)}
         parts = [
@@ -434,7 +499,7 @@ class _Seeing:
         ]
         return {**message, "content": parts}
 
-    def written(self, text: str) -> str:
+    def as_tokenized(self, text: str) -> str:
         """A rendered text in the form that is tokenized."""
         return text.replace(self.vision.template_placeholder, self.vision.written)
 
@@ -449,6 +514,7 @@ def _text_of(message: Message) -> str:
 
 
 def _is_text_of_assistant(message: Any) -> bool:
+    """Whether a message is an answer without calls."""
     return (
         isinstance(message, dict)
         and message.get("role") == "assistant"
@@ -457,11 +523,12 @@ def _is_text_of_assistant(message: Any) -> bool:
 
 
 def _mark_last(messages: list[Message]) -> None:
+    """Mark the end of the last message, which is to be continued."""
     last = messages[-1]
     if isinstance(last["content"], list):
-        last["content"].append({"type": "text", "text": _MARK})
+        last["content"].append({"type": "text", "text": _CONTINUE_MARK})
     else:
-        last["content"] += _MARK
+        last["content"] += _CONTINUE_MARK
 
 
 def load_template(folder: Path) -> ChatTemplate | None:

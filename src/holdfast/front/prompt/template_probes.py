@@ -1,4 +1,5 @@
 """Finds out what a chat template does, by rendering short conversations when its model is loaded.
+The texts in these conversations are *probes*: words that a template cannot contain by chance.
 
 `prove` renders a conversation with calls and reads them back, which proves that the model's calls
 are understood. `rewritten_turns` finds out whether the template changes past answers, for example
@@ -102,7 +103,9 @@ def shows_tools(template: ChatTemplate) -> bool:
 
 def leaves_out_calls(template: ChatTemplate) -> bool:
     """Whether the prompt shows the results of calls, but not the calls."""
-    answer = _answer(template, _rendered(template, _conversation()), after=0, dialect=PLAIN)
+    answer = _answer_in(
+        template, _rendered(template, _conversation()), results_before=0, dialect=PLAIN
+    )
     return bool(answer.text) and not any(
         word in answer.text for word in (*_CALLS[0].arguments, _CALLS[1].name)
     )
@@ -130,16 +133,16 @@ def prove(
 
     parallel: True if both calls are in one answer; False if each has its own answer.
     """
-    whole = _rendered(template, _conversation())
-    if not whole:
+    conversation_text = _rendered(template, _conversation())
+    if not conversation_text:
         return Proof(failure="the template refuses a conversation with calls")
-    if any(result not in whole for result in _RESULTS):
+    if any(result not in conversation_text for result in _RESULTS):
         return Proof(failure="the template leaves out the results of tools")
     ends = [tokenizer.backend.id_to_token(token_id) for token_id in tokenizer.eos_token_ids]
     likeness = 1.0
-    for place, calls in enumerate((_CALLS,) if parallel else (_CALLS[:1], _CALLS[1:])):
-        answer = _answer(template, whole, after=place, dialect=dialect)
-        failure = _misread(answer, calls, dialect, [end for end in ends if end])
+    for turn, calls in enumerate((_CALLS,) if parallel else (_CALLS[:1], _CALLS[1:])):
+        answer = _answer_in(template, conversation_text, results_before=turn, dialect=dialect)
+        failure = _failure_to_read(answer, calls, dialect, [end for end in ends if end])
         if failure:
             return Proof(failure=failure)
         likeness = min(likeness, _likeness(answer, calls, dialect))
@@ -147,66 +150,81 @@ def prove(
 
 
 class _Answer(NamedTuple):
+    """The text of an answer in a rendered conversation. in_thought: whether it begins within a
+    thought.
+    """
+
     text: str
     in_thought: bool
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> str:
+    """Render messages with the tools of the probes; empty if the template refuses them."""
     return template.try_render(ChatPrompt(messages=tuple(messages), tools=_TOOLS))
 
 
 def _conversation() -> tuple[Message, ...]:
-    calls = [_call(place) for place in range(len(_CALLS))]
+    """A question, one answer with both calls, and their results."""
+    calls = [_call_message(place) for place in range(len(_CALLS))]
     answer = {"role": "assistant", "content": "", "tool_calls": calls}
-    return (_QUESTION, answer, _result(0), _result(1))
+    return (_QUESTION, answer, _result_message(0), _result_message(1))
 
 
-def _call(place: int) -> Message:
-    name, arguments = _CALLS[place]
+def _call_message(index: int) -> Message:
+    """The call with this index, in OpenAI's format."""
+    name, arguments = _CALLS[index]
     function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-    return {"type": "function", "id": _call_id(place), "function": function}
+    return {"type": "function", "id": _call_id(index), "function": function}
 
 
-def _call_id(place: int) -> str:
-    return f"call{place:05}"
+def _call_id(index: int) -> str:
+    return f"call{index:05}"
 
 
-def _result(place: int) -> Message:
+def _result_message(index: int) -> Message:
+    """The message with the result of the call with this index."""
     return {
         "role": "tool",
-        "tool_call_id": _call_id(place),
-        "name": _CALLS[place].name,
-        "content": _RESULTS[place],
+        "tool_call_id": _call_id(index),
+        "name": _CALLS[index].name,
+        "content": _RESULTS[index],
     }
 
 
-def _answer(template: ChatTemplate, whole: str, *, after: int, dialect: ModelDialect) -> _Answer:
-    """The text that the model would generate after the first `after` results.
+def _answer_in(
+    template: ChatTemplate, conversation_text: str, *, results_before: int, dialect: ModelDialect
+) -> _Answer:
+    """The text that the model would generate after the first `results_before` results.
 
     It includes what the template writes after that, up to the next result.
 
-    whole: the rendered conversation with all results.
+    conversation_text: the rendered conversation with all results.
     """
-    asked = [_QUESTION]
-    for place in range(after):
-        asked += [{"role": "assistant", "content": "", "tool_calls": [_call(place)]}]
-        asked += [_result(place)]
-    before = _rendered(template, asked)
-    opening = template.opening(ChatPrompt(messages=tuple(asked), tools=_TOOLS), before)
-    history = before[: len(before) - len(opening)]
-    start = len(common_prefix(before, whole))
+    messages_before = [_QUESTION]
+    for index in range(results_before):
+        messages_before += [
+            {"role": "assistant", "content": "", "tool_calls": [_call_message(index)]}
+        ]
+        messages_before += [_result_message(index)]
+    prompt_text = _rendered(template, messages_before)
+    opening = template.opening(
+        ChatPrompt(messages=tuple(messages_before), tools=_TOOLS), prompt_text
+    )
+    history = prompt_text[: len(prompt_text) - len(opening)]
+    start = len(common_prefix(prompt_text, conversation_text))
     header = history + _up_to_thought(opening, dialect)
     # the prompt for a new answer may open a thought, which the template omits from a past answer
-    if start < len(before) and whole.startswith(header):
+    if start < len(prompt_text) and conversation_text.startswith(header):
         start = len(header)
-    end = whole.find(_RESULTS[after], start)
+    end = conversation_text.find(_RESULTS[results_before], start)
     return _Answer(
-        text=whole[start : end if end >= 0 else len(whole)],
-        in_thought=opens_thought(whole[len(history) : start], dialect),
+        text=conversation_text[start : end if end >= 0 else len(conversation_text)],
+        in_thought=opens_thought(conversation_text[len(history) : start], dialect),
     )
 
 
 def _up_to_thought(opening: str, dialect: ModelDialect) -> str:
+    """The part of a generation prompt before the first marker of a thought."""
     if dialect.reasoning is not None:
         for mark in (dialect.reasoning.start.strip(), dialect.reasoning.end.strip()):
             opening = opening.partition(mark)[0]
@@ -223,35 +241,45 @@ def opens_thought(tail: str, dialect: ModelDialect) -> bool:
 
 
 def _likeness(answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect) -> float:
+    """How closely the answer's calls match the family's own format: the share of its text, 0 to 1,
+    that is the same from the beginning of a call on.
+    """
     if dialect.calls is None:
         return 0.0
-    written = dialect.calls.write(
-        [Call(call.name, call.arguments, _call_id(place)) for place, call in enumerate(calls)]
+    expected_text = dialect.calls.write(
+        [Call(call.name, call.arguments, _call_id(index)) for index, call in enumerate(calls)]
     ).strip()
-    starts = (found.start() for found in re.finditer(re.escape(written[:4]), answer.text))
-    alike = (len(common_prefix(written, answer.text[start:])) for start in starts)
-    return max(alike, default=0) / len(written)
+    call_starts = (
+        found.start() for found in re.finditer(re.escape(expected_text[:4]), answer.text)
+    )
+    common_lengths = (
+        len(common_prefix(expected_text, answer.text[start:])) for start in call_starts
+    )
+    return max(common_lengths, default=0) / len(expected_text)
 
 
-def _misread(
-    answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, ends: Sequence[str]
+def _failure_to_read(
+    answer: _Answer, calls: Sequence[_ProbeCall], dialect: ModelDialect, end_texts: Sequence[str]
 ) -> str:
     """The fault of the calls that are parsed from an answer; empty if there is none."""
     text = answer.text
-    for mark in ends:
-        text = text.partition(mark)[0]
+    for end_text in end_texts:
+        text = text.partition(end_text)[0]
     reader = AnswerReader(dialect, tools=DeclaredTools(_TOOLS), in_reasoning=answer.in_thought)
-    read = tool_calls_of([*reader.push(dialect.markers.encode(text)), *reader.flush()])
-    names = [call.name for call in read]
-    if names != [call.name for call in calls]:
-        return f"{len(calls)} calls were written, {len(names)} were read: {', '.join(names)}"
-    for call, found in zip(calls, read, strict=True):
-        if not _is_same(found.arguments, call.arguments):
-            return f"the arguments of {call.name} were read back as {found.arguments[:200]}"
+    read_calls = tool_calls_of([*reader.push(dialect.markers.encode(text)), *reader.flush()])
+    read_names = [call.name for call in read_calls]
+    if read_names != [call.name for call in calls]:
+        return (
+            f"{len(calls)} calls were written, {len(read_names)} were read: {', '.join(read_names)}"
+        )
+    for call, read_call in zip(calls, read_calls, strict=True):
+        if not _equals_json(read_call.arguments, call.arguments):
+            return f"the arguments of {call.name} were read back as {read_call.arguments[:200]}"
     return ""
 
 
-def _is_same(text: str, arguments: Mapping[str, Any]) -> bool:
+def _equals_json(text: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a JSON text has the same value as these arguments."""
     try:
         return bool(json.loads(text) == arguments)
     except ValueError:
@@ -289,24 +317,24 @@ def _rewrites(
     prompt = ChatPrompt(
         messages=(_QUESTION,), tools=_TOOLS if calls else (), template_options=options
     )
-    asked = template.try_render(prompt)
+    prompt_text = template.try_render(prompt)
     messages = (_QUESTION, answer, *next_messages(calls, _NEXT))
-    later = template.try_render(
+    next_prompt_text = template.try_render(
         ChatPrompt(messages=messages, tools=prompt.tools, template_options=options)
     )
-    if not asked or _NEXT not in later:
+    if not prompt_text or _NEXT not in next_prompt_text:
         return False
-    return not later.startswith(asked) or thought not in later
+    return not next_prompt_text.startswith(prompt_text) or thought not in next_prompt_text
 
 
 Options: TypeAlias = dict[str, Any]
-_YES_OR_NO: Final = ("enable_thinking", "thinking", "reasoning")
-_MODES: Final = ("thinking_mode", "reasoning_mode")
+_BOOLEAN_OPTIONS: Final = ("enable_thinking", "thinking", "reasoning")
+_MODE_OPTIONS: Final = ("thinking_mode", "reasoning_mode")
 _OFF_WORDS: Final = ("none", "no_think", "off", "disabled", "chat")
 _ON_WORDS: Final = ("enabled", "on", "thinking", "adaptive", "auto")
-_EFFORTS: Final = ("reasoning_effort", "thinking_effort")
-_BUDGET: Final = "thinking_budget"
-_RANK: Final[Mapping[str, int]] = {  # ranks the words of all templates on one scale
+_EFFORT_OPTIONS: Final = ("reasoning_effort", "thinking_effort")
+_BUDGET_OPTION: Final = "thinking_budget"
+_RANK_OF_WORD: Final[Mapping[str, int]] = {  # ranks the words of all templates on one scale
     **dict.fromkeys(_OFF_WORDS, 0),
     "minimal": 2,
     "low": 4,
@@ -315,8 +343,9 @@ _RANK: Final[Mapping[str, int]] = {  # ranks the words of all templates on one s
     "xhigh": 9,
     "max": 10,
 }
-_USUAL: Final = ("low", "medium", "high")  # words to use for templates that print any value
-_BUDGETS: Final[Mapping[ThinkingEffort, int]] = {
+# words to use for templates that print any value
+_COMMON_EFFORT_WORDS: Final = ("low", "medium", "high")
+_BUDGET_TOKENS: Final[Mapping[ThinkingEffort, int]] = {
     "off": 0,
     "on": -1,
     "minimal": 512,
@@ -326,7 +355,7 @@ _BUDGETS: Final[Mapping[ThinkingEffort, int]] = {
     "max": -1,
 }
 # names of options that keep the thoughts of earlier turns in the prompt
-_KEEPING: Final[Mapping[str, Any]] = {
+_KEEP_THOUGHTS_OPTIONS: Final[Mapping[str, Any]] = {
     "preserve_thinking": True,
     "clear_thinking": False,
     "truncate_history_thinking": False,
@@ -346,7 +375,7 @@ class ThinkingSwitch:
         """The names of the options."""
         return tuple(dict.fromkeys(name for options in self.options.values() for name in options))
 
-    def asked(self, thinking: Thinking) -> Options:
+    def options_for(self, thinking: Thinking) -> Options:
         """The template options for the thinking that a request asks for.
 
         Empty if the request leaves thinking to the template's default.
@@ -368,99 +397,128 @@ def find_switch(template: ChatTemplate) -> ThinkingSwitch:
     The model's name is never considered.
     """
     probe = _SwitchProbe(template)
-    toggle = probe.yes_or_no() | probe.modes()
-    turned_on = {name: values[True] for name, values in toggle.items()}
-    words = probe.effort_words(turned_on)
-    has_low_effort = probe.differs("low_effort", (True, False), turned_on)
-    has_steps = any(0 < rank < _RANK["high"] for known in words.values() for rank in known.values())
-    budget = _BUDGET if probe.differs(_BUDGET, (0, 512)) else ""
+    # for each option: its values that turn thinking on (True) and off (False)
+    on_off_values = probe.yes_or_no() | probe.modes()
+    on_options = {name: values[True] for name, values in on_off_values.items()}
+    effort_ranks = probe.effort_words(on_options)
+    has_low_effort = probe.differs("low_effort", (True, False), on_options)
+    has_levels = any(
+        0 < rank < _RANK_OF_WORD["high"]
+        for ranks in effort_ranks.values()
+        for rank in ranks.values()
+    )
+    budget_option = _BUDGET_OPTION if probe.differs(_BUDGET_OPTION, (0, 512)) else ""
     options: dict[ThinkingEffort, Options] = {}
     for effort in get_args(ThinkingEffort):
         # without a level between on and off, minimal thinking means no thinking
-        is_on = effort != "off" and (has_steps or effort != "minimal")
-        asked = {name: values[is_on] for name, values in toggle.items()}
-        for name, known in words.items():
-            asked |= _nearest(name, known, effort, has_toggle=bool(toggle))
+        is_on = effort != "off" and (has_levels or effort != "minimal")
+        effort_options = {name: values[is_on] for name, values in on_off_values.items()}
+        for name, ranks in effort_ranks.items():
+            effort_options |= _nearest_option(name, ranks, effort, has_toggle=bool(on_off_values))
         if has_low_effort and effort in ("minimal", "low"):
-            asked["low_effort"] = True
-        if budget and not asked:
-            asked[budget] = _BUDGETS[effort]
-        if asked and probe.rendered(asked):
-            options[effort] = asked
-    keeping = {name: value for name, value in _KEEPING.items() if probe.names(name)}
-    return ThinkingSwitch(options=options, budget_option=budget, keeping=keeping)
+            effort_options["low_effort"] = True
+        if budget_option and not effort_options:
+            effort_options[budget_option] = _BUDGET_TOKENS[effort]
+        if effort_options and probe.rendered(effort_options):
+            options[effort] = effort_options
+    keep_options = {
+        name: value for name, value in _KEEP_THOUGHTS_OPTIONS.items() if probe.contains_name(name)
+    }
+    return ThinkingSwitch(options=options, budget_option=budget_option, keeping=keep_options)
 
 
-def _nearest(
-    name: str, known: Mapping[str, int], effort: ThinkingEffort, *, has_toggle: bool
+def _nearest_option(
+    name: str, ranks: Mapping[str, int], effort: ThinkingEffort, *, has_toggle: bool
 ) -> Options:
-    """The option that sets the known word whose rank is closest to an effort; empty: no option."""
+    """The option that sets the word whose rank is closest to that of an effort; empty: no option.
+
+    ranks: the rank of each word that the option accepts. has_toggle: whether another option turns
+        thinking on and off.
+    """
     if has_toggle and effort in ("off", "on"):
         return {}
-    if effort == "on" and 0 not in known.values():
+    if effort == "on" and 0 not in ranks.values():
         return {}
-    ranks = {word: rank for word, rank in known.items() if rank or effort == "off"}
-    if "max" in known and "high" not in known:
-        ranks[""] = _RANK["high"]  # the empty word means that the option is left out
-    wanted = _RANK[{"off": "none", "on": "high"}.get(effort, effort)]
-    word = min(ranks, key=lambda each: (abs(ranks[each] - wanted), -ranks[each]), default="")
+    allowed_ranks = {word: rank for word, rank in ranks.items() if rank or effort == "off"}
+    if "max" in ranks and "high" not in ranks:
+        # the empty word means that the option is left out
+        allowed_ranks[""] = _RANK_OF_WORD["high"]
+    wanted = _RANK_OF_WORD[{"off": "none", "on": "high"}.get(effort, effort)]
+    word = min(
+        allowed_ranks,
+        key=lambda each: (abs(allowed_ranks[each] - wanted), -allowed_ranks[each]),
+        default="",
+    )
     return {name: word} if word else {}
 
 
 class _SwitchProbe:
+    """Finds the options of one template that switch thinking, by rendering a message with their
+    values.
+    """
+
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._source = template.with_tools
         self._quoted = set(re.findall(r"""["']([a-z_]+)["']""", self._source))
 
     def rendered(self, options: Options) -> str:
+        """The rendered text of a short conversation with these options; empty if it is refused."""
         message = {"role": "user", "content": "Hello!"}
         return self._template.try_render(ChatPrompt(messages=(message,), template_options=options))
 
-    def names(self, option: str) -> bool:
+    def contains_name(self, option: str) -> bool:
+        """Whether the template's source mentions the option."""
         return re.search(rf"\b{option}\b", self._source) is not None
 
     def differs(self, option: str, values: tuple[Any, Any], others: Options | None = None) -> bool:
         """Whether the template accepts both values and renders them to different texts."""
-        if not self.names(option):
+        if not self.contains_name(option):
             return False
-        first, second = (self.rendered({**(others or {}), option: value}) for value in values)
-        return bool(first and second) and first != second
+        first_text, second_text = (
+            self.rendered({**(others or {}), option: value}) for value in values
+        )
+        return bool(first_text and second_text) and first_text != second_text
 
     def yes_or_no(self) -> dict[str, dict[bool, Any]]:
         """The first boolean option that has an effect, with its values for on and off.
 
         Further options are usually aliases of this one. Empty if there is none.
         """
-        for name in _YES_OR_NO:
+        for name in _BOOLEAN_OPTIONS:
             if self.differs(name, (True, False)):
                 return {name: {True: True, False: False}}
         return {}
 
     def modes(self) -> dict[str, dict[bool, Any]]:
-        for name in _MODES:
-            off = self._words(name, _OFF_WORDS, {})
-            on = self._words(name, _ON_WORDS, {})
-            if off and on and self.differs(name, (on[0], off[0])):
-                return {name: {True: on[0], False: off[0]}}
+        """The first option whose words turn thinking on and off, with these words; empty if there
+        is none.
+        """
+        for name in _MODE_OPTIONS:
+            off_words = self._words(name, _OFF_WORDS, {})
+            on_words = self._words(name, _ON_WORDS, {})
+            if off_words and on_words and self.differs(name, (on_words[0], off_words[0])):
+                return {name: {True: on_words[0], False: off_words[0]}}
         return {}
 
-    def effort_words(self, on: Options) -> dict[str, dict[str, int]]:
+    def effort_words(self, on_options: Options) -> dict[str, dict[str, int]]:
         """The option that sets the thinking effort, and the rank of each word that it accepts.
 
         Empty if the template has no such option.
 
-        on: the options that turn thinking on.
+        on_options: the options that turn thinking on.
         """
-        for name in _EFFORTS:
-            if not self.names(name):
+        for name in _EFFORT_OPTIONS:
+            if not self.contains_name(name):
                 continue
-            words = self._words(name, _RANK, on)
-            if len(words) < 2 and all(word in self.rendered({**on, name: word}) for word in _USUAL):
-                words = list(dict.fromkeys([*_USUAL, *words]))
-            texts = {self.rendered({**on, name: word}) for word in words}
-            if words and len(texts | {self.rendered(on)}) > 1:
-                return {name: {word: _RANK[word] for word in words}}
+            words = self._words(name, _RANK_OF_WORD, on_options)
+            if len(words) < 2 and all(
+                word in self.rendered({**on_options, name: word}) for word in _COMMON_EFFORT_WORDS
+            ):
+                words = list(dict.fromkeys([*_COMMON_EFFORT_WORDS, *words]))
+            texts = {self.rendered({**on_options, name: word}) for word in words}
+            if words and len(texts | {self.rendered(on_options)}) > 1:
+                return {name: {word: _RANK_OF_WORD[word] for word in words}}
         return {}
 
     def _words(self, option: str, among: Iterable[str], others: Options) -> list[str]:

@@ -75,6 +75,7 @@ class SandboxedTemplate:
         return self._run_in_process(variables)
 
     def _run_in_process(self, variables: Mapping[str, Any] | None) -> str:
+        """Render the template; without variables, only compile it, which returns an empty text."""
         try:
             task = self._packed(variables)
         except (pickle.PicklingError, *RENDER_ERRORS) as error:
@@ -97,6 +98,7 @@ class SandboxedTemplate:
                 raise TemplateOverrun(template=self._name, why=_TOO_MUCH_MEMORY)
 
     def _packed(self, variables: Mapping[str, Any] | None) -> bytes:
+        """The task that renders the template with these variables, as bytes for the other process."""
         if variables is not None and variables.get("tools") is not None:
             tools = [
                 packed_tool(tool) if isinstance(tool, KeptPart) else tool
@@ -131,9 +133,9 @@ class RenderProcesses:
     """Starts, reuses and ends the processes that render. Thread-safe."""
 
     def __init__(
-        self, *, seconds: float = RENDER_SECONDS, idle_seconds: float = _IDLE_SECONDS
+        self, *, cpu_seconds: float = RENDER_SECONDS, idle_seconds: float = _IDLE_SECONDS
     ) -> None:
-        self._seconds = seconds
+        self._cpu_seconds = cpu_seconds
         self._idle_seconds = idle_seconds
         self._changed = threading.Condition()  # guards the fields below
         self._running: Counter[str] = Counter()  # number of renders by template source
@@ -142,14 +144,14 @@ class RenderProcesses:
 
     def run(self, task: bytes, *, source: str) -> tuple[Outcome, bytes]:
         """Run a task for the template with this source. Raises _Overrun and _Unavailable."""
-        with self._place(source):
+        with self._slot(source):
             with self._changed:
                 process = self._idle.pop() if self._idle else None
             if process is not None:
                 with contextlib.suppress(_ProcessGone):  # it may be dead or stopped
-                    return self._run_in(process, task)
+                    return self._run_task_in(process, task)
             try:
-                return self._run_in(_RenderProcess(), task)
+                return self._run_task_in(_RenderProcess(), task)
             except _ProcessGone:
                 raise _Overrun("ended the process that rendered it") from None
 
@@ -165,13 +167,15 @@ class RenderProcesses:
             process.kill()
 
     @contextlib.contextmanager
-    def _place(self, source: str) -> Iterator[None]:
+    def _slot(self, source: str) -> Iterator[None]:
         """Wait until the render may start, and count it while it runs."""
-        seconds = _WALL_PER_CPU_SECOND * self._seconds
+        timeout_seconds = _WALL_PER_CPU_SECOND * self._cpu_seconds
         with self._changed:
-            if not self._changed.wait_for(lambda: self._has_place(source), timeout=seconds):
+            if not self._changed.wait_for(
+                lambda: self._has_free_slot(source), timeout=timeout_seconds
+            ):
                 raise _Unavailable(
-                    f"other conversations were being rendered for {seconds:g} s "
+                    f"other conversations were being rendered for {timeout_seconds:g} s "
                     f"({MAX_PER_TEMPLATE} renders of one template and {MAX_PROCESSES} in all run "
                     "at once)"
                 )
@@ -184,28 +188,31 @@ class RenderProcesses:
                 self._running += Counter()  # drops zeros
                 self._changed.notify_all()
 
-    def _has_place(self, source: str) -> bool:
+    def _has_free_slot(self, source: str) -> bool:
+        """Whether the limits allow one more render of the template with this source."""
         running = self._running.total()
         if source not in self._running:
             return running < MAX_PROCESSES
         return running < _SHARED_PROCESSES and self._running[source] < MAX_PER_TEMPLATE
 
-    def _run_in(self, process: _RenderProcess, task: bytes) -> tuple[Outcome, bytes]:
+    def _run_task_in(self, process: _RenderProcess, task: bytes) -> tuple[Outcome, bytes]:
+        """Run a task in a process, and then keep the process for later tasks, unless it failed."""
         is_reusable = False
         try:
-            answer = process.run_task(task, seconds=self._seconds)
+            answer = process.run_task(task, cpu_seconds=self._cpu_seconds)
             is_reusable = answer[0] != "memory"
         finally:
             if is_reusable:
                 process.last_used = time.monotonic()
                 with self._changed:
                     self._idle.append(process)
-                    self._plan_cleanup()
+                    self._schedule_cleanup()
             else:
                 process.kill()
         return answer
 
-    def _plan_cleanup(self) -> None:
+    def _schedule_cleanup(self) -> None:
+        """Plan to end processes that stay idle, if there are several. The caller holds the lock."""
         if len(self._idle) > 1 and self._cleanup is None:
             self._cleanup = threading.Timer(self._idle_seconds, self._end_unused)
             self._cleanup.daemon = True
@@ -213,12 +220,12 @@ class RenderProcesses:
 
     def _end_unused(self) -> None:
         """End the processes that have been idle for long, except the most recently used one."""
-        used_before = time.monotonic() - self._idle_seconds
+        unused_since = time.monotonic() - self._idle_seconds
         with self._changed:
             self._cleanup = None
-            unused = [process for process in self._idle[:-1] if process.last_used <= used_before]
+            unused = [process for process in self._idle[:-1] if process.last_used <= unused_since]
             self._idle = [process for process in self._idle if process not in unused]
-            self._plan_cleanup()
+            self._schedule_cleanup()
         for process in unused:
             process.kill()
 
@@ -250,16 +257,18 @@ class _RenderProcess:
         self._has_started = False  # `STARTED` was read
         self.last_used = time.monotonic()  # to end the processes that are idle
 
-    def run_task(self, task: bytes, *, seconds: float) -> tuple[Outcome, bytes]:
+    def run_task(self, task: bytes, *, cpu_seconds: float) -> tuple[Outcome, bytes]:
         """Run a task.
 
         Raises _ProcessGone, _Unavailable, and _Overrun when it takes too much time or memory.
         """
         if not self._has_started:
             self._await_start()
-        self._write(len(task).to_bytes(HEAD_BYTES, "big") + task, seconds=seconds)
-        head = self._read(1 + HEAD_BYTES, seconds=seconds)
-        return OUTCOMES[head[0]], self._read(int.from_bytes(head[1:], "big"), seconds=seconds)
+        self._write(len(task).to_bytes(HEAD_BYTES, "big") + task, cpu_seconds=cpu_seconds)
+        head = self._read(1 + HEAD_BYTES, cpu_seconds=cpu_seconds)
+        return OUTCOMES[head[0]], self._read(
+            int.from_bytes(head[1:], "big"), cpu_seconds=cpu_seconds
+        )
 
     def kill(self) -> None:
         """End the process immediately, even in the middle of a render."""
@@ -269,67 +278,73 @@ class _RenderProcess:
         self._answers.close()
 
     def _await_start(self) -> None:
+        """Wait until the process can take tasks. Raises _Unavailable if it does not start."""
         try:
-            self._read(len(STARTED), seconds=_START_SECONDS)
+            self._read(len(STARTED), cpu_seconds=_START_SECONDS)
         except (_ProcessGone, _Overrun) as error:
             raise _Unavailable("the process that should render it did not start") from error
         self._has_started = True
 
-    def _write(self, data: bytes, *, seconds: float) -> None:
-        watched = _Watched(self._process.pid, seconds=seconds)
-        rest = memoryview(data)
-        while rest:
+    def _write(self, data: bytes, *, cpu_seconds: float) -> None:
+        """Write bytes to the process. Raises _ProcessGone and _Overrun."""
+        limits = _LimitCheck(self._process.pid, cpu_seconds=cpu_seconds)
+        remaining = memoryview(data)
+        while remaining:
             while not self._writable.poll(_POLL_SECONDS * 1000):
-                watched.check()
+                limits.check()
             try:
-                rest = rest[os.write(self._tasks.fileno(), rest) :]
+                remaining = remaining[os.write(self._tasks.fileno(), remaining) :]
             except (BrokenPipeError, ValueError):
                 raise _ProcessGone from None
 
-    def _read(self, size: int, *, seconds: float) -> bytes:
-        watched = _Watched(self._process.pid, seconds=seconds)
-        parts = bytearray()
-        while len(parts) < size:
+    def _read(self, size: int, *, cpu_seconds: float) -> bytes:
+        """Read this number of bytes from the process. Raises _ProcessGone and _Overrun."""
+        limits = _LimitCheck(self._process.pid, cpu_seconds=cpu_seconds)
+        received = bytearray()
+        while len(received) < size:
             while not self._readable.poll(_POLL_SECONDS * 1000):
-                watched.check()
-            part = os.read(self._answers.fileno(), min(size - len(parts), _PIPE_BYTES))
+                limits.check()
+            part = os.read(self._answers.fileno(), min(size - len(received), _PIPE_BYTES))
             if not part:
                 raise _ProcessGone
-            parts += part
-        return bytes(parts)
+            received += part
+        return bytes(received)
 
 
-class _Watched:
-    """Checks the memory of a process, and the time it has used since this object was created."""
+class _LimitCheck:
+    """Checks the memory of a process, and the time it has used since this object was created.
 
-    def __init__(self, pid: int, *, seconds: float) -> None:
+    cpu_seconds: limit of processor time. A limit of real time, a few times as long, applies, too.
+    """
+
+    def __init__(self, pid: int, *, cpu_seconds: float) -> None:
         self._pid = pid
-        self._seconds = seconds
-        self._give_up_at = time.monotonic() + _WALL_PER_CPU_SECOND * seconds
-        self._seconds_before: float | None = None  # processor time at the first check
+        self._cpu_seconds = cpu_seconds
+        self._deadline = time.monotonic() + _WALL_PER_CPU_SECOND * cpu_seconds
+        self._cpu_seconds_before: float | None = None  # processor time at the first check
 
     def check(self) -> None:
         """Raise _Overrun if a limit is exceeded, and _ProcessGone if the process is stopped."""
         try:
             process = psutil.Process(self._pid)
-            used = process.cpu_times()
+            cpu_times = process.cpu_times()
             resident_bytes = process.memory_info().rss
             is_stopped = process.status() == psutil.STATUS_STOPPED
         except psutil.Error:
             return  # the process has ended; reading from its pipe will show that
         if is_stopped:  # by a signal; it may never be continued
             raise _ProcessGone
-        used_seconds = used.user + used.system
-        if self._seconds_before is None:
-            self._seconds_before = used_seconds
+        used_cpu_seconds = cpu_times.user + cpu_times.system
+        if self._cpu_seconds_before is None:
+            self._cpu_seconds_before = used_cpu_seconds
         # needed where the system cannot limit the address space of a process
         if resident_bytes > MAX_MEMORY_BYTES:
             raise _Overrun(_TOO_MUCH_MEMORY)
         if (
-            used_seconds - self._seconds_before >= self._seconds
-            or time.monotonic() >= self._give_up_at
+            used_cpu_seconds - self._cpu_seconds_before >= self._cpu_seconds
+            or time.monotonic() >= self._deadline
         ):
-            raise _Overrun(f"took longer than {self._seconds:g} s")
+            raise _Overrun(f"took longer than {self._cpu_seconds:g} s")
 
 
 PROCESSES: Final = RenderProcesses()

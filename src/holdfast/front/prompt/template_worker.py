@@ -44,7 +44,7 @@ RENDER_ERRORS = (
 )
 _MAX_TEXT_BYTES = 128 << 20
 _MAX_TEMPLATES = 64
-_OF_DICTIONARIES = frozenset(dir(dict))
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 
 Outcome: TypeAlias = Literal["text", "refused", "broken", "memory"]
 OUTCOMES: tuple[Outcome, ...] = ("text", "refused", "broken", "memory")
@@ -75,6 +75,7 @@ def main() -> None:
 
 
 def _carry_out(task: RenderTask) -> tuple[Outcome, bytes]:
+    """Render or compile the template of a task. Returns the outcome, and the text or the reason."""
     try:
         template = _compiled(task.source)
         if task.variables is None:
@@ -98,6 +99,7 @@ def _compiled(source: str) -> Template:
 
 
 def _limit_time(seconds: int) -> None:
+    """Let the system end this process when it uses more processor time from now on."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     # five seconds more than the server allows, because only the server can report the reason
     limit = int(used.ru_utime + used.ru_stime) + seconds + 5
@@ -128,7 +130,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         # The same result as the original's, but faster for dictionaries such as messages, because
         # it raises no errors.
-        if type(obj) is dict and attribute not in _OF_DICTIONARIES:
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
@@ -152,23 +154,23 @@ def _to_json(
     Unlike jinja2's own, it escapes nothing for HTML and keeps the order of keys.
     """
 
-    def written() -> str:
+    def dump() -> str:
         return json.dumps(
             value,
             ensure_ascii=ensure_ascii,
             indent=indent,
             separators=separators,
             sort_keys=sort_keys,
-            default=_listed,
+            default=_list_of_iterator,
         )
 
     if not isinstance(value, KeptPart):
-        return written()
-    form = (ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys)
-    return made_once(value, form, written)
+        return dump()
+    options = (ensure_ascii, indent, None if separators is None else tuple(separators), sort_keys)
+    return made_once(value, options, dump)
 
 
-def _listed(value: Any) -> list[Any]:
+def _list_of_iterator(value: Any) -> list[Any]:
     # Filters such as `map` return iterators; other implementations of Jinja serialize those as
     # lists.
     if isinstance(value, Iterator):

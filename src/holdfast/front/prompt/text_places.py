@@ -3,7 +3,8 @@
 The texts that a template writes around answers are found by rendering probes when the model is
 loaded, so that a request needs no second rendering. To find breakpoints, the conversation is
 rendered again with marks in it. If a mark changes what the template writes (for example because it
-parses results as JSON), the part of the conversation up to the breakpoint is rendered alone.
+parses results as JSON), the part of the conversation up to the breakpoint is rendered alone. A cache
+breakpoint is the end of a part of the conversation that the client wants cached.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PROBE = "probe7391"
 _OTHER_PROBE = "other826"
 _OPEN_MARKER = re.compile(r"[<\[][^<\[>\]]*\Z")
 _QUESTION: Message = {"role": "user", "content": "text"}
-_EARLIER: tuple[Message, ...] = (_QUESTION, {"role": "assistant", "content": "text"})
+_EARLIER_TURN: tuple[Message, ...] = (_QUESTION, {"role": "assistant", "content": "text"})
 _MARK = "\ue0f3{}\ue0f4"  # private use: no text contains it
 _MARKS = re.compile("\ue0f3([0-9]+)\ue0f4")
 _SYSTEM = frozenset({"system", "developer"})
@@ -53,6 +54,7 @@ class AnswerSpan(NamedTuple):
 
 
 BEGINNING: Final = AnswerSpan(0, 0)
+"""Before the first answer: the whole text is searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,52 +70,57 @@ class AnswerFrame:
     thought: tuple[str, str] | None = None
 
     @cached_property
-    def _marks(self) -> re.Pattern[str]:
+    def _frame_pattern(self) -> re.Pattern[str]:
         headers = sorted(self.headers, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, (*headers, *self.ends))))
 
     def candidates(
         self, text: str, *, after: AnswerSpan = BEGINNING
     ) -> Iterator[tuple[AnswerSpan, ...]]:
-        """For each place where an answer may start, the spans that it may have, longest first.
+        """For each place where an answer may start, the spans that it may have, longest first: it may
+        consist of several messages in a row.
 
         after: the last span of the last place that is known already.
         """
         messages = list(self._messages(text, after.end))
-        for place, (start, end) in enumerate(messages):
-            ends = [end]
-            for (_, before), (header, behind) in pairwise(messages[place : place + _MAX_MESSAGES]):
-                if not self._are_one(text[before:header]):
+        for index, (start, message_end) in enumerate(messages):
+            possible_ends = [message_end]
+            for (_, end_before), (start_after, end_after) in pairwise(
+                messages[index : index + _MAX_MESSAGES]
+            ):
+                if not self._may_be_one_answer(text[end_before:start_after]):
                     break
-                ends.append(behind)
-            yield tuple(AnswerSpan(start, end) for end in reversed(ends))
+                possible_ends.append(end_after)
+            yield tuple(AnswerSpan(start, end) for end in reversed(possible_ends))
 
     def settled(self, candidates: Sequence[tuple[AnswerSpan, ...]], characters: int) -> int:
-        """For how many of a text's first places the candidates are the same in all texts with the
-        same first `characters`.
+        """How many of a text's first candidates are the same in all texts that begin with the same
+        number of characters, so that they need not be searched for again.
         """
-        longest = max(map(len, (*self.headers, *self.ends)), default=0)
-        found = bisect_right(candidates, characters - longest, key=lambda spans: spans[-1].end)
-        return max(0, found - (_MAX_MESSAGES - 1))
+        longest_mark = max(map(len, (*self.headers, *self.ends)), default=0)
+        candidates_before = bisect_right(
+            candidates, characters - longest_mark, key=lambda spans: spans[-1].end
+        )
+        return max(0, candidates_before - (_MAX_MESSAGES - 1))
 
     def opening(self, text: str) -> str | None:
         """The text of a prompt after the header of the new answer; None if it is unknown."""
         start = -1
         for header in self.headers:
-            at = text.rfind(header)
-            if at >= 0:
-                start = max(start, at + len(header))
+            header_start = text.rfind(header)
+            if header_start >= 0:
+                start = max(start, header_start + len(header))
         opening = text[start:]
         if start < 0 or len(opening) > _MAX_OPENING or any(end in opening for end in self.ends):
             return None
         return opening
 
-    def _messages(self, text: str, begin: int) -> Iterator[AnswerSpan]:
+    def _messages(self, text: str, search_from: int) -> Iterator[AnswerSpan]:
         """The spans from a header to the next end that contain no other header."""
         if not self.headers or not self.ends:
             return
         start = -1
-        for mark in self._marks.finditer(text, begin):
+        for mark in self._frame_pattern.finditer(text, search_from):
             if mark.group() in self.headers:
                 start = mark.end()
             elif start >= 0 and not self._ends_thought(text[start : mark.start()], mark.group()):
@@ -121,6 +128,7 @@ class AnswerFrame:
                 start = -1
 
     def _ends_thought(self, text: str, mark: str) -> bool:
+        """Whether a mark after this text ends a thought within the message, and not the message."""
         return (
             self.thought is not None
             and mark == self.thought[1]
@@ -128,7 +136,7 @@ class AnswerFrame:
             and mark not in text
         )
 
-    def _are_one(self, between: str) -> bool:
+    def _may_be_one_answer(self, between: str) -> bool:
         """Whether the text between two messages consists only of an end and a header.
 
         If so, the two messages may be one answer.
@@ -152,11 +160,12 @@ def find_frame(
     every_end = dict.fromkeys((*ends, *_written_ends(template)))
     known_ends = tuple(sorted((end for end in every_end if end.strip()), key=len, reverse=True))
     markers = tuple(marker for marker in thought or () if marker)
-    found = [
-        _header(template, conversation, known_ends, markers) for conversation in (_asked, _called)
+    found_headers = [
+        _header(template, conversation, known_ends, markers)
+        for conversation in (_user_conversation, _tool_conversation)
     ]
     return AnswerFrame(
-        headers=tuple(dict.fromkeys(header for header in found if header.strip())),
+        headers=tuple(dict.fromkeys(header for header in found_headers if header.strip())),
         ends=known_ends,
         thought=thought if thought is not None and thought[1] in known_ends else None,
     )
@@ -169,21 +178,23 @@ def _written_ends(template: ChatTemplate) -> Iterator[str]:
     """
     answer = {"role": "assistant", "content": _ANSWER}
     follow_up = {"role": "user", "content": _PROBE}
-    *called, result = _called(_PROBE, "f")
-    for messages, following in (([_QUESTION, answer], follow_up), (called, result)):
-        alone = template.render_history(_prompt(messages))
-        followed = template.render_history(_prompt([*messages, following]))
-        after = alone.rpartition(_ANSWER)[2] if _ANSWER in alone else ""
-        if not after.strip() and followed.startswith(alone.rstrip()):
-            after = followed[len(alone.rstrip()) :].partition(_PROBE)[0]
-        yield from after.split()[:1]
+    *calling_messages, result = _tool_conversation(_PROBE, "f")
+    for messages, following in (([_QUESTION, answer], follow_up), (calling_messages, result)):
+        text_alone = template.render_history(_prompt(messages))
+        text_with_next = template.render_history(_prompt([*messages, following]))
+        text_after = text_alone.rpartition(_ANSWER)[2] if _ANSWER in text_alone else ""
+        if not text_after.strip() and text_with_next.startswith(text_alone.rstrip()):
+            text_after = text_with_next[len(text_alone.rstrip()) :].partition(_PROBE)[0]
+        yield from text_after.split()[:1]
 
 
-def _asked(probe: str, name: str) -> list[Message]:
+def _user_conversation(probe: str, name: str) -> list[Message]:
+    """A question of the user, which is the probe. Calls no tool."""
     return [{"role": "user", "content": probe}]
 
 
-def _called(probe: str, name: str) -> list[Message]:
+def _tool_conversation(probe: str, name: str) -> list[Message]:
+    """A call of the tool with this name, and its result, which is the probe."""
     call_id = name * 9  # nine characters: some templates refuse other ids
     function = {"name": name, "arguments": '{"a": "text"}'}
     call = {"type": "function", "id": call_id, "function": function}
@@ -202,40 +213,53 @@ def _header(
 ) -> str:
     """The constant part of the text between a message and its answer.
 
-    This part is the same for a new and a past answer.
+    This part is the same for a new and a past answer, with any content, and at any place in a
+    conversation. So conversations with different probes, tool names and lengths are compared.
     """
-    asked = conversation(_PROBE, "f")
-    first = _cut(_between(template, asked, _PROBE, "f"), ends, markers)
-    other = _between(template, conversation(_OTHER_PROBE, "g"), _OTHER_PROBE, "g")
-    other = _cut(other, ends, markers)
-    header = common_prefix(first[::-1], other[::-1])[::-1]  # drops ids and names
-    later = _cut(_between(template, [*_EARLIER, *asked], _PROBE, "f"), ends, markers)
-    if later:
-        header = common_prefix(header, later[len(first) - len(header) :])  # drops counters
+    probe_messages = conversation(_PROBE, "f")
+    first_text = _without_end_and_thought(
+        _text_between(template, probe_messages, _PROBE, "f"), ends, markers
+    )
+    other_text = _text_between(template, conversation(_OTHER_PROBE, "g"), _OTHER_PROBE, "g")
+    other_text = _without_end_and_thought(other_text, ends, markers)
+    # drops call ids and tool names
+    header = common_prefix(first_text[::-1], other_text[::-1])[::-1]
+    later_text = _without_end_and_thought(
+        _text_between(template, [*_EARLIER_TURN, *probe_messages], _PROBE, "f"), ends, markers
+    )
+    if later_text:
+        # drops numbers that count the messages
+        header = common_prefix(header, later_text[len(first_text) - len(header) :])
     return _OPEN_MARKER.sub("", header).strip()
 
 
-def _cut(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
+def _without_end_and_thought(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
     """Cut off the end of the previous message and the marker that may open a thought."""
     for end in ends:  # ends are cut first, because an end may also be a marker of thoughts
-        rest = between.rpartition(end)[2]
-        between = rest if rest.strip() else between
+        text_after_end = between.rpartition(end)[2]
+        between = text_after_end if text_after_end.strip() else between
     for marker in markers:
         between = between.partition(marker)[0]
     return between
 
 
-def _between(template: ChatTemplate, messages: list[Message], probe: str, name: str) -> str:
-    past = [*messages, {"role": "assistant", "content": _ANSWER}, _QUESTION]
-    asked = template.try_render(_prompt(messages, name))
-    answered = template.try_render(_prompt(past, name))
-    before, shown, _ = answered.rpartition(_ANSWER)
-    if not shown:
+def _text_between(template: ChatTemplate, messages: list[Message], probe: str, name: str) -> str:
+    """What the template writes between the message with the probe and the answer to it, as far as
+    it is the same for a new and a past answer. Empty if the template refuses the conversation.
+
+    name: the name of the tool that the conversation calls.
+    """
+    answered_messages = [*messages, {"role": "assistant", "content": _ANSWER}, _QUESTION]
+    prompt_text = template.try_render(_prompt(messages, name))
+    answered_text = template.try_render(_prompt(answered_messages, name))
+    text_before_answer, answer_found, _ = answered_text.rpartition(_ANSWER)
+    if not answer_found:
         return ""
-    return common_prefix(asked.rpartition(probe)[2], before.rpartition(probe)[2])
+    return common_prefix(prompt_text.rpartition(probe)[2], text_before_answer.rpartition(probe)[2])
 
 
 def _prompt(messages: Sequence[Message], name: str = "f") -> ChatPrompt:
+    """A conversation with a tool of this name."""
     schema = {
         "type": "object",
         "properties": {"a": {"type": "string", "description": "text"}},
@@ -253,8 +277,8 @@ class _Spot(NamedTuple):
 
 
 def breakpoint_places(
-    asked: ChatPrompt,
-    shown: ChatPrompt,
+    sent_prompt: ChatPrompt,
+    rendered_prompt: ChatPrompt,
     text: str,
     *,
     template: ChatTemplate,
@@ -262,16 +286,23 @@ def breakpoint_places(
 ) -> tuple[int, ...]:
     """The positions of a prompt's breakpoints in its rendered text; 0 for an unknown position.
 
-    asked: the conversation as sent, whose contents may be in parts.
-    shown: the conversation as rendered.
+    sent_prompt: the conversation as sent, whose contents may be in parts.
+    rendered_prompt: the conversation as rendered.
     """
-    if not asked.cache_breakpoints:
+    if not sent_prompt.cache_breakpoints:
         return ()
-    breakpoints = [_normal(each, asked.messages) for each in asked.cache_breakpoints]
-    spots = [_spot(each, asked.messages, shown.messages, guard) for each in breakpoints]
-    found = _marked_places(shown, text, spots, template)
+    breakpoints = [
+        _normalized(each, sent_prompt.messages) for each in sent_prompt.cache_breakpoints
+    ]
+    spots = [
+        _spot_for_mark(each, sent_prompt.messages, rendered_prompt.messages, guard)
+        for each in breakpoints
+    ]
+    found_places = _marked_places(rendered_prompt, text, spots, template)
     return tuple(
-        found[number] if number in found else _end_of_beginning(each, shown, text, template)
+        found_places[number]
+        if number in found_places
+        else _end_of_shared_prefix(each, rendered_prompt, text, template)
         for number, each in enumerate(breakpoints)
     )
 
@@ -283,86 +314,117 @@ def marked_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[MarkedPrefix,
     """
     if not isinstance(prompt, ChatPrompt):
         return ()
-    longest: dict[int, float] = {}
-    for at, each in zip(tokens.breakpoints, prompt.cache_breakpoints, strict=True):
-        if at:
-            longest[at] = max(each.seconds, longest.get(at, 0.0))
-    return tuple(MarkedPrefix(tokens=at, seconds=longest[at]) for at in sorted(longest))
+    seconds_by_position: dict[int, float] = {}
+    for position, cache_breakpoint in zip(
+        tokens.breakpoints, prompt.cache_breakpoints, strict=True
+    ):
+        if position:
+            seconds_by_position[position] = max(
+                cache_breakpoint.seconds, seconds_by_position.get(position, 0.0)
+            )
+    return tuple(
+        MarkedPrefix(tokens=position, seconds=seconds_by_position[position])
+        for position in sorted(seconds_by_position)
+    )
 
 
-def _normal(at: CacheBreakpoint, asked: Sequence[Any]) -> CacheBreakpoint:
+def _normalized(cache_breakpoint: CacheBreakpoint, sent_messages: Sequence[Any]) -> CacheBreakpoint:
     """The breakpoint in normal form: one after a message's last part is one after the message."""
-    if at.messages < len(asked) and at.parts < len(_parts(asked[at.messages])):
-        return at
-    return CacheBreakpoint(messages=min(at.messages + bool(at.parts), len(asked)))
+    if cache_breakpoint.messages < len(sent_messages) and cache_breakpoint.parts < len(
+        _parts(sent_messages[cache_breakpoint.messages])
+    ):
+        return cache_breakpoint
+    return CacheBreakpoint(
+        messages=min(cache_breakpoint.messages + bool(cache_breakpoint.parts), len(sent_messages))
+    )
 
 
-def _spot(
-    at: CacheBreakpoint, asked: Sequence[Any], shown: Sequence[Any], guard: Guard
+def _spot_for_mark(
+    cache_breakpoint: CacheBreakpoint,
+    sent_messages: Sequence[Any],
+    rendered_messages: Sequence[Any],
+    guard: Guard,
 ) -> _Spot | None:
-    """The position at which to put a mark; None if there is no text for it."""
-    if at.parts:
-        return _after_parts(at, _parts(asked[at.messages]), _text(shown[at.messages]), guard)
-    leading = _leading(shown)
-    if at.messages > leading:
-        last = shown[at.messages - 1]
-        content = _text(last).rstrip()
-        if content and last.get("role") != "assistant":
-            return _Spot(at.messages - 1, len(content))
+    """Where in the conversation to put the mark of a breakpoint; None if there is no text for it."""
+    if cache_breakpoint.parts:
+        return _after_parts(
+            cache_breakpoint,
+            _parts(sent_messages[cache_breakpoint.messages]),
+            _text(rendered_messages[cache_breakpoint.messages]),
+            guard,
+        )
+    leading_messages = _count_leading_system(rendered_messages)
+    if cache_breakpoint.messages > leading_messages:
+        last_message = rendered_messages[cache_breakpoint.messages - 1]
+        content = _text(last_message).rstrip()
+        if content and last_message.get("role") != "assistant":
+            return _Spot(cache_breakpoint.messages - 1, len(content))
     # A breakpoint after an answer, or after the system prompt and tools, is marked at the beginning
     # of the next message's text.
-    following = max(at.messages, leading)
-    content = _text(shown[following]) if following < len(shown) else ""
-    return _Spot(following, len(content) - len(content.lstrip())) if content.strip() else None
+    next_message = max(cache_breakpoint.messages, leading_messages)
+    content = (
+        _text(rendered_messages[next_message]) if next_message < len(rendered_messages) else ""
+    )
+    return _Spot(next_message, len(content) - len(content.lstrip())) if content.strip() else None
 
 
 def _after_parts(
-    at: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard
+    cache_breakpoint: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard
 ) -> _Spot | None:
     """The position after the given parts of a content.
 
     The content contains the parts in order, with any text in between.
     """
     end = len(content) - len(content.lstrip())
-    for part in map(guard, parts[: at.parts]):
-        found = content.find(part.strip(), end)
-        if found >= 0:  # a missing part is an accounting header, which was left out
-            end = found + len(part.strip())
-    return _Spot(at.messages, end) if content.strip() else None
+    for part in map(guard, parts[: cache_breakpoint.parts]):
+        part_start = content.find(part.strip(), end)
+        if part_start >= 0:  # a missing part is an accounting header, which was left out
+            end = part_start + len(part.strip())
+    return _Spot(cache_breakpoint.messages, end) if content.strip() else None
 
 
 def _marked_places(
-    shown: ChatPrompt, text: str, spots: Sequence[_Spot | None], template: ChatTemplate
+    rendered_prompt: ChatPrompt, text: str, spots: Sequence[_Spot | None], template: ChatTemplate
 ) -> dict[int, int]:
-    """The positions of marks in the rendered text, by number; empty if marks change the text."""
-    messages = list(shown.messages)
+    """The positions of marks in the rendered text, by number; empty if marks change the text.
+
+    spots: where to put the marks; None for a breakpoint without one.
+    """
+    messages = list(rendered_prompt.messages)
     marks = [(spot, number) for number, spot in enumerate(spots) if spot is not None]
     for spot, number in sorted(marks, key=lambda mark: mark[0], reverse=True):
         content = messages[spot.message]["content"]
-        marked = content[: spot.character] + _MARK.format(number) + content[spot.character :]
-        messages[spot.message] = {**messages[spot.message], "content": marked}
-    marked = template.try_render(msgspec.structs.replace(shown, messages=tuple(messages)))
-    marked = well_formed(marked)
-    if _MARKS.sub("", marked) != text:
+        marked_text = content[: spot.character] + _MARK.format(number) + content[spot.character :]
+        messages[spot.message] = {**messages[spot.message], "content": marked_text}
+    marked_text = template.try_render(
+        msgspec.structs.replace(rendered_prompt, messages=tuple(messages))
+    )
+    marked_text = well_formed(marked_text)
+    if _MARKS.sub("", marked_text) != text:
         return {}
-    found: dict[int, int] = {}
+    place_by_number: dict[int, int] = {}
     marks_before = 0
-    for mark in _MARKS.finditer(marked):
-        found[int(mark[1])] = mark.start() - marks_before
+    for mark in _MARKS.finditer(marked_text):
+        place_by_number[int(mark[1])] = mark.start() - marks_before
         marks_before += len(mark[0])
-    return found
+    return place_by_number
 
 
-def _end_of_beginning(
-    at: CacheBreakpoint, shown: ChatPrompt, text: str, template: ChatTemplate
+def _end_of_shared_prefix(
+    cache_breakpoint: CacheBreakpoint,
+    rendered_prompt: ChatPrompt,
+    text: str,
+    template: ChatTemplate,
 ) -> int:
     """The length of the prefix that the text shares with the conversation up to a breakpoint."""
-    messages = shown.messages[: max(at.messages, _leading(shown.messages))]
-    beginning = msgspec.structs.replace(shown, messages=messages, continue_last=False)
+    messages = rendered_prompt.messages[
+        : max(cache_breakpoint.messages, _count_leading_system(rendered_prompt.messages))
+    ]
+    beginning = msgspec.structs.replace(rendered_prompt, messages=messages, continue_last=False)
     return len(common_prefix(template.render_history(beginning), text))
 
 
-def _leading(messages: Sequence[Any]) -> int:
+def _count_leading_system(messages: Sequence[Any]) -> int:
     """The number of system messages at the beginning."""
     for place, message in enumerate(messages):
         if message.get("role") not in _SYSTEM:

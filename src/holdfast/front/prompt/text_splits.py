@@ -22,7 +22,7 @@ _IN_BRACKETS: Final = {"<": re.compile(r"<[^<>\s]{1,64}>"), "[": re.compile(r"\[
 _BETWEEN_WORDS = re.compile("(?<=[A-Za-z]) (?=[A-Za-z])")
 _SHORT_CHARACTERS = 64  # only the last piece may be shorter
 _LONG_CHARACTERS = 2048  # longer pieces are cut at the next space between words
-_LONGEST_MARK = 66  # characters that decide where a piece ends; see `_IN_BRACKETS`
+_MAX_MARK_LENGTH = 66  # characters after the end of a piece that decide where it ends
 # normalizers that never merge a space with the character before it
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 _SPACES = r"\s+"  # the pattern that matches every space that no other pattern matches
@@ -31,7 +31,7 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _SUFFIXES = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)", "(?i:[sdmt]|ll|ve|re)")
 # patterns of which no match contains an ASCII letter followed by a space or depends on the
 # preceding text
-_KNOWN: Final = frozenset(
+_SAFE_PATTERNS: Final = frozenset(
     {
         *_GPT2.split("|"),
         *_SUFFIXES,
@@ -63,7 +63,11 @@ _KNOWN: Final = frozenset(
 
 
 class TextPiece(NamedTuple):
-    """A piece of a text. run: where its run begins, the text between two of the cuts at tokens."""
+    """A piece of a text.
+
+    run: where its *run* begins. A run is the text between two cuts before added tokens; a long run
+    is cut again between words.
+    """
 
     start: int
     end: int
@@ -71,6 +75,7 @@ class TextPiece(NamedTuple):
 
 
 NOTHING: Final = TextPiece(0, 0, 0)
+"""The piece before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +88,27 @@ class TextSplits:
     def pieces(self, text: str, *, after: TextPiece = NOTHING) -> Iterator[TextPiece]:
         """Cut a text into pieces. Text that is appended changes only the last piece.
 
-        after: a settled piece of this text; only the pieces after it are returned.
+        after: a piece of this text that is already known (`settled_pieces`); only the pieces after
+        it are returned.
         """
         run, start = after.run, after.end
-        marks: list[int] = []
+        mark_starts: list[int] = []
         # one fast search per kind of bracket; one search for all kinds together would be slower
         for bracket in {mark[0] for mark in self.marks}:
-            found = _IN_BRACKETS[bracket].finditer(text, start)
-            marks += [each.start() for each in found if each.group() in self.marks]
-        for mark in sorted(marks):
-            if mark - run >= _SHORT_CHARACTERS:
-                if mark > start:
-                    yield from self._bounded(text, run, start, mark)
-                run = start = mark
+            matches = _IN_BRACKETS[bracket].finditer(text, start)
+            mark_starts += [each.start() for each in matches if each.group() in self.marks]
+        for mark_start in sorted(mark_starts):
+            if mark_start - run >= _SHORT_CHARACTERS:
+                if mark_start > start:
+                    yield from self._cut_between_words(text, run, start, mark_start)
+                run = start = mark_start
         if start < len(text):
-            yield from self._bounded(text, run, start, len(text))
+            yield from self._cut_between_words(text, run, start, len(text))
 
-    def _bounded(self, text: str, run: int, start: int, end: int) -> Iterator[TextPiece]:
+    def _cut_between_words(self, text: str, run: int, start: int, end: int) -> Iterator[TextPiece]:
+        """Cut a part of a run, if it is long, at spaces between words, if that is safe for the
+        tokenizer.
+        """
         while self.between_words and end - start > _LONG_CHARACTERS:
             space = _BETWEEN_WORDS.search(text, start + _LONG_CHARACTERS, end)
             if space is None:
@@ -111,7 +120,7 @@ class TextSplits:
 
 def settled_pieces(pieces: Sequence[TextPiece], characters: int) -> int:
     """How many of a text's pieces are the same in all texts with the same first `characters`."""
-    return bisect_right(pieces, characters - _LONGEST_MARK, key=lambda piece: piece.end)
+    return bisect_right(pieces, characters - _MAX_MARK_LENGTH, key=lambda piece: piece.end)
 
 
 def find_splits(backend: Backend) -> TextSplits:
@@ -128,25 +137,27 @@ def find_splits(backend: Backend) -> TextSplits:
         return TextSplits()  # merges are random, or whether a token matches depends on its context
     return TextSplits(
         marks=frozenset(
-            _independent(token for token in added if token.content and not token.normalized)
+            _tokens_without_overlap(
+                token for token in added if token.content and not token.normalized
+            )
         ),
         between_words=(
             isinstance(backend.model, models.BPE)
             and not any(token.rstrip or re.search("[A-Za-z] ", token.content) for token in added)
             and _splits_words(_stages(backend.pre_tokenizer, "pretokenizers"))
-            and _is_local(_stages(backend.normalizer, "normalizers"))
+            and _is_independent_of_preceding(_stages(backend.normalizer, "normalizers"))
         ),
     )
 
 
-def _independent(tokens: Iterable[AddedToken]) -> set[str]:
+def _tokens_without_overlap(tokens: Iterable[AddedToken]) -> set[str]:
     """The tokens that match wherever their text occurs, because no other token can overlap them.
 
     The library takes the leftmost match, and the longest of several, so only a token that starts
     earlier could. Only tokens in brackets are considered, because they are found quickly.
     """
     contents = {token.content: token for token in tokens}
-    found = {
+    independent = {
         content
         for content, token in contents.items()
         if not token.lstrip
@@ -155,34 +166,36 @@ def _independent(tokens: Iterable[AddedToken]) -> set[str]:
     }
     for other in contents:
         for opening, pattern in _IN_BRACKETS.items():
-            found -= {mark for mark in pattern.findall(other) if mark != other}
-            at = other.rfind(opening)
-            if at > 0:
-                found = {mark for mark in found if not mark.startswith(other[at:])}
-    return found
+            independent -= {mark for mark in pattern.findall(other) if mark != other}
+            opening_index = other.rfind(opening)
+            if opening_index > 0:
+                independent = {
+                    mark for mark in independent if not mark.startswith(other[opening_index:])
+                }
+    return independent
 
 
-def _stages(part: Any, inner: str) -> list[Mapping[str, Any]]:
+def _stages(component: Any, parts_key: str) -> list[Mapping[str, Any]]:
     """The stages of a normalizer or pre-tokenizer, with nested sequences flattened."""
-    return [] if part is None else _flat(json.loads(part.__getstate__()), inner)
+    return [] if component is None else _flattened(json.loads(component.__getstate__()), parts_key)
 
 
-def _flat(stage: Mapping[str, Any], inner: str) -> list[Mapping[str, Any]]:
+def _flattened(stage: Mapping[str, Any], parts_key: str) -> list[Mapping[str, Any]]:
     if stage["type"] != "Sequence":
         return [stage]
-    return [each for part in stage[inner] for each in _flat(part, inner)]
+    return [each for part in stage[parts_key] for each in _flattened(part, parts_key)]
 
 
-def _is_local(stages: Iterable[Mapping[str, Any]]) -> bool:
+def _is_independent_of_preceding(stages: Iterable[Mapping[str, Any]]) -> bool:
     """Whether normalizing a text that begins with a space does not depend on the preceding text."""
     return all(
         stage["type"] in _LOCAL_NORMALIZERS
-        or (stage["type"] == "Replace" and _is_rare(stage["pattern"]))
+        or (stage["type"] == "Replace" and _is_non_ascii_character(stage["pattern"]))
         for stage in stages
     )
 
 
-def _is_rare(pattern: Mapping[str, Any]) -> bool:
+def _is_non_ascii_character(pattern: Mapping[str, Any]) -> bool:
     """Whether a pattern is one character outside ASCII."""
     character = str(pattern.get("String", ""))
     return len(character) == 1 and character > "\x7f"
@@ -193,7 +206,7 @@ def _splits_words(stages: Iterable[Mapping[str, Any]]) -> bool:
     has_split = False
     for stage in stages:
         if stage["type"] == "Split" and stage["behavior"] == "Removed":
-            if not _is_rare(stage["pattern"]):
+            if not _is_non_ascii_character(stage["pattern"]):
                 return False
             continue
         if (
@@ -209,7 +222,7 @@ def _splits_words(stages: Iterable[Mapping[str, Any]]) -> bool:
             patterns = []
         else:
             return False
-        if not _KNOWN.issuperset(patterns):
+        if not _SAFE_PATTERNS.issuperset(patterns):
             return False
         has_split = has_split or _SPACES in patterns
     return has_split
@@ -217,12 +230,12 @@ def _splits_words(stages: Iterable[Mapping[str, Any]]) -> bool:
 
 def _alternatives(pattern: str) -> list[str]:
     """The alternatives of a pattern at its outermost level."""
-    found = []
+    alternatives = []
     depth = 0
     start = 0
     for part in re.finditer(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]", pattern, re.DOTALL):
         depth += {"(": 1, ")": -1}.get(part.group(), 0)
         if part.group() == "|" and depth == 0:
-            found.append(pattern[start : part.start()])
+            alternatives.append(pattern[start : part.start()])
             start = part.end()
-    return [*found, pattern[start:]]
+    return [*alternatives, pattern[start:]]

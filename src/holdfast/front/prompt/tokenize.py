@@ -58,8 +58,8 @@ _BREAKS: Final = re.compile(f"[{_BREAK}{_SPLIT}]")
 _ESCAPED: Final = "\\ufdd"
 _ESCAPED_BREAKS: Final = {f"{_ESCAPED}5": _BREAK, f"{_ESCAPED}4": _SPLIT}
 # the usual form of markers, which distinguishes them from HTML elements
-_MARKER = re.compile(r"<[|｜].*|.*[|｜]>", re.DOTALL)
-_MARKUP = re.compile(r"[A-Za-z].*[^\w\s]|[^\w\s].*[A-Za-z]", re.DOTALL)
+_MARKER_PATTERN = re.compile(r"<[|｜].*|.*[|｜]>", re.DOTALL)
+_MARKUP_PATTERN = re.compile(r"[A-Za-z].*[^\w\s]|[^\w\s].*[A-Za-z]", re.DOTALL)
 _AROUND_WORD = re.compile(r"^[\W_]+|[\W_]+$")
 _SHORT_CHARACTERS = 4096  # takes about 1 ms to tokenize
 _SHOWN_TOKENS = 16  # maximum number of tokens shown in an error message
@@ -88,7 +88,9 @@ class Tokenizer:
         _drop_breaks(backend, with_splits=bool(self._normalized))
         # texts that clients may not write: special tokens, and those that look like markers
         self.control_texts = frozenset(
-            token.content for token in added if token.special or _MARKER.fullmatch(token.content)
+            token.content
+            for token in added
+            if token.special or _MARKER_PATTERN.fullmatch(token.content)
         )
         # finds control texts in the texts of clients
         self.guard = ControlGuard(self.control_texts, normalized=self._normalized)
@@ -97,16 +99,23 @@ class Tokenizer:
         bos = self.special_tokens.get("bos_token")
         self.bos_token_id = None if bos is None else backend.token_to_id(bos)
         self.splits = find_splits(backend)  # where texts may be cut
-        plain, complete = (
+        plain_ids, complete_ids = (
             backend.encode("a", add_special_tokens=special).ids for special in (False, True)
         )
-        self.ends_texts = plain[-1:] != complete[-1:]  # appends a special token to every text
-        before = next(
-            (at for at in range(len(complete)) if complete[at : at + len(plain)] == plain), 0
+        # whether the tokenizer appends a special token to every text
+        self.ends_texts = plain_ids[-1:] != complete_ids[-1:]
+        prefix_length = next(
+            (
+                index
+                for index in range(len(complete_ids))
+                if complete_ids[index : index + len(plain_ids)] == plain_ids
+            ),
+            0,
         )
-        self._prefix = TokenIds.of(complete[:before])  # special tokens added before every text
+        # special tokens added before every text
+        self._prefix = TokenIds.of(complete_ids[:prefix_length])
         # special tokens added after every text
-        self._suffix = TokenIds.of(complete[before + len(plain) :])
+        self._suffix = TokenIds.of(complete_ids[prefix_length + len(plain_ids) :])
         self.eos_token_ids = end_token_ids(backend, self.special_tokens, named=eos_token_ids)
 
     def guarding(self, texts: Iterable[str]) -> Tokenizer:
@@ -114,16 +123,16 @@ class Tokenizer:
         control_texts = self.control_texts.union(texts)
         if control_texts == self.control_texts:
             return self
-        guarding = copy.copy(self)
-        guarding.control_texts = control_texts
-        guarding.guard = ControlGuard(control_texts, normalized=self._normalized)
-        return guarding
+        guarding_tokenizer = copy.copy(self)
+        guarding_tokenizer.control_texts = control_texts
+        guarding_tokenizer.guard = ControlGuard(control_texts, normalized=self._normalized)
+        return guarding_tokenizer
 
     def markup_in(self, text: str) -> frozenset[str]:
         """The added tokens in a text, such as a chat template, that look like markup."""
         added = self.backend.get_added_tokens_decoder().values()
         contents = {token.content for token in added} - self.control_texts
-        return frozenset(each for each in contents if _MARKUP.search(each) and each in text)
+        return frozenset(each for each in contents if _MARKUP_PATTERN.search(each) and each in text)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text.
@@ -160,6 +169,9 @@ class Tokenizer:
     def _encodings(
         self, texts: Sequence[str], *, add_special_tokens: bool = False, with_places: bool = False
     ) -> Sequence[Encoding]:
+        """Encode texts with the fastest function of the library. with_places: whether the positions
+        of tokens are needed.
+        """
         # Only the library's batch functions release the GIL (measured), and the fast one omits
         # offsets. For a short text, waking the library's threads takes longer than tokenizing.
         if sum(map(len, texts)) <= _SHORT_CHARACTERS:
@@ -189,22 +201,23 @@ def well_formed(text: str) -> str:
 def _drop_breaks(backend: Backend, *, with_splits: bool) -> None:
     """Make the tokenizer drop break characters after it has matched its added tokens.
 
-    Added tokens are matched before normalization, so a token that is broken up by `_BREAK` is
-    tokenized as ordinary text. Some are matched after normalization instead; only they need
-    `_SPLIT`, which also splits the text.
+    Break characters are put into texts of clients, to break up control texts. Added tokens are
+    matched before normalization, so a token that is broken up by `_BREAK` is tokenized as ordinary
+    text. Some are matched after normalization instead; only they need `_SPLIT`, which also splits
+    the text.
     """
-    drop = normalizers.Replace(_BREAK, "")
+    drop_breaks = normalizers.Replace(_BREAK, "")
     if backend.normalizer is None:
-        backend.normalizer = drop
+        backend.normalizer = drop_breaks
     else:
-        backend.normalizer = normalizers.Sequence([drop, backend.normalizer])
+        backend.normalizer = normalizers.Sequence([drop_breaks, backend.normalizer])
     if not with_splits:
         return
-    split = pre_tokenizers.Split(_SPLIT, "removed")
+    split_at_breaks = pre_tokenizers.Split(_SPLIT, "removed")
     if backend.pre_tokenizer is None:
-        backend.pre_tokenizer = split
+        backend.pre_tokenizer = split_at_breaks
     else:
-        backend.pre_tokenizer = pre_tokenizers.Sequence([split, backend.pre_tokenizer])
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split_at_breaks, backend.pre_tokenizer])
 
 
 class ControlGuard:
@@ -213,25 +226,30 @@ class ControlGuard:
     def __init__(self, texts: Iterable[str], *, normalized: Collection[str] = ()) -> None:
         """normalized: the tokens that the tokenizer matches after normalization."""
         # spelled break characters too, or `with_unescaped_breaks` would take them for its own
-        whole = {text for text in (*texts, *_ESCAPED_BREAKS) if len(text) > 1}
+        control_texts = {text for text in (*texts, *_ESCAPED_BREAKS) if len(text) > 1}
         # normalization turns spaces into this mark in some tokenizers
-        after = {
+        normalized_texts = {
             spelled
-            for text in whole.intersection(normalized)
+            for text in control_texts.intersection(normalized)
             for spelled in (text, text.replace("▁", " "), text.replace(" ", "▁"))
         }
-        self._steps = [
-            (_beginnings(some), character)
-            for some, character in ((after, _SPLIT), (whole.difference(normalized), _BREAK))
-            if some
+        # patterns, and the break character to insert after each of their matches
+        self._substitutions = [
+            (_first_characters_pattern(group), character)
+            for group, character in (
+                (normalized_texts, _SPLIT),
+                (control_texts.difference(normalized), _BREAK),
+            )
+            if group
         ]
-        self._words = {_AROUND_WORD.sub("", text): _BREAK for text in whole}
-        self._words |= {_AROUND_WORD.sub("", text): _SPLIT for text in after}
+        # the break for each control text without its punctuation, for `name`
+        self._break_of_word = {_AROUND_WORD.sub("", text): _BREAK for text in control_texts}
+        self._break_of_word |= {_AROUND_WORD.sub("", text): _SPLIT for text in normalized_texts}
 
     def __call__(self, text: str) -> str:
         """The text with its control texts broken up."""
         text = without_breaks(text)  # a client's own breaks would be dropped later
-        for pattern, character in self._steps:
+        for pattern, character in self._substitutions:
             if pattern.search(text):  # a substitution without a match takes five times as long
                 text = pattern.sub(rf"\g<0>{character}", text)
         return text
@@ -242,17 +260,17 @@ class ControlGuard:
         `think` would become a control text in `<think>`.
         """
         guarded = self(text)
-        character = self._words.get(_AROUND_WORD.sub("", text)) if guarded == text else None
+        character = self._break_of_word.get(_AROUND_WORD.sub("", text)) if guarded == text else None
         return guarded if character is None or not text else character + guarded
 
 
-def _beginnings(texts: Iterable[str]) -> re.Pattern[str]:
+def _first_characters_pattern(texts: Iterable[str]) -> re.Pattern[str]:
     """A pattern that matches the first character of each of the texts."""
     rests: dict[str, set[str]] = {}
     for text in texts:
         rests.setdefault(text[0], set()).add(text[1:])
     return re.compile(
-        "|".join(f"{re.escape(first)}(?={_any_of(rest)})" for first, rest in rests.items())
+        "|".join(f"{re.escape(first)}(?={_any_of_pattern(rest)})" for first, rest in rests.items())
     )
 
 
@@ -284,10 +302,10 @@ def guarded_value(value: Any, guard: Guard) -> Any:
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """A pattern that matches any of the texts and prefers longer ones."""
-    return re.compile(_any_of({*texts}))
+    return re.compile(_any_of_pattern({*texts}))
 
 
-def _any_of(texts: Collection[str]) -> str:
+def _any_of_pattern(texts: Collection[str]) -> str:
     """A pattern for any of the texts, in which common prefixes are shared.
 
     Trying thousands of alternatives one by one would take milliseconds per match.
@@ -297,11 +315,11 @@ def _any_of(texts: Collection[str]) -> str:
         groups.setdefault(text[:1], []).append(text)
     branches = []
     for group in groups.values():
-        common = os.path.commonprefix(group)  # noqa: RUF071 - compares characters on purpose
-        rests = [text[len(common) :] for text in group if text != common]
-        rest = f"(?:{_any_of(rests)})" if rests else ""
-        is_whole = bool(rests) and common in group
-        branches.append(f"{re.escape(common)}{rest}{'?' if is_whole else ''}")
+        common_beginning = os.path.commonprefix(group)  # noqa: RUF071 - compares characters on purpose
+        endings = [text[len(common_beginning) :] for text in group if text != common_beginning]
+        endings_pattern = f"(?:{_any_of_pattern(endings)})" if endings else ""
+        is_whole = bool(endings) and common_beginning in group
+        branches.append(f"{re.escape(common_beginning)}{endings_pattern}{'?' if is_whole else ''}")
     return "|".join(branches)
 
 
@@ -338,9 +356,9 @@ class EncodedText:
 
     def tokens_before(self, character: int) -> int:
         """The number of tokens that end at or before a character."""
-        found = self._encoding.char_to_token(character)
-        if found is not None:
-            return found
+        token = self._encoding.char_to_token(character)
+        if token is not None:
+            return token
         if character >= self._characters:
             return len(self.token_ids)
         return bisect_right(self._spans, character, key=lambda span: span[1])
@@ -376,12 +394,15 @@ def check_round_trip(tokenizer: Tokenizer) -> None:
     """
     for kind, sample in SAMPLES.items():
         token_ids = tokenizer.encode(sample, add_special_tokens=False)
-        came_back = tokenizer.decode(token_ids, skip_special_tokens=False)
-        same = {sample, *(unicodedata.normalize(form, sample) for form in ("NFC", "NFKC"))}
-        if same.isdisjoint((came_back, came_back.removeprefix(" "))):
+        decoded = tokenizer.decode(token_ids, skip_special_tokens=False)
+        accepted_texts = {
+            sample,
+            *(unicodedata.normalize(form, sample) for form in ("NFC", "NFKC")),
+        }
+        if accepted_texts.isdisjoint((decoded, decoded.removeprefix(" "))):
             raise UnusableModel(
-                f"the tokenizer is broken ({kind}): {sample!r} is decoded as {came_back!r} (tokens "
-                f"{_short(token_ids)})"
+                f"the tokenizer is broken ({kind}): {sample!r} is decoded as {decoded!r} (tokens "
+                f"{_abbreviated(token_ids)})"
             )
     for token_id, token in tokenizer.backend.get_added_tokens_decoder().items():
         if token.special and token.content:
@@ -389,23 +410,24 @@ def check_round_trip(tokenizer: Tokenizer) -> None:
 
 
 def _check_special_token(tokenizer: Tokenizer, token_id: int, content: str) -> None:
+    """Raise UnusableModel unless a special token is encoded as itself, and decoded as its text."""
     token_ids = tokenizer.encode(content, add_special_tokens=False)
     if token_ids != [token_id]:
         raise UnusableModel(
             f"the tokenizer is broken: the special token {content!r} has id {token_id}, but its "
-            f"text is encoded as {_short(token_ids)}"
+            f"text is encoded as {_abbreviated(token_ids)}"
         )
-    came_back = tokenizer.decode([token_id], skip_special_tokens=False)
+    decoded = tokenizer.decode([token_id], skip_special_tokens=False)
     # Decoders in SentencePiece's manner turn ▁ into a space even within the name of a special
     # token. That is harmless: these tokens are not shown.
-    if came_back.strip() not in (content.strip(), content.replace("▁", " ").strip()):
+    if decoded.strip() not in (content.strip(), content.replace("▁", " ").strip()):
         raise UnusableModel(
             f"the tokenizer is broken: the special token {content!r} (id {token_id}) is decoded as "
-            f"{came_back!r}"
+            f"{decoded!r}"
         )
 
 
-def _short(token_ids: list[int]) -> str:
+def _abbreviated(token_ids: list[int]) -> str:
     if len(token_ids) <= _SHOWN_TOKENS:
         return str(token_ids)
     return f"{token_ids[:_SHOWN_TOKENS]} and {len(token_ids) - _SHOWN_TOKENS} more"

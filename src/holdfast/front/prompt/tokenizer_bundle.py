@@ -93,11 +93,13 @@ class TokenizerBundle:
 
     def __post_init__(self) -> None:
         # clients must not write the markup that the template writes or the parser reads
-        written = "" if self.template is None else "\n".join(self.template.sources.values())
-        guarding = self.tokenizer.guarding(
-            {*self.dialect.marker_ids, *self.tokenizer.markup_in(written)}
+        template_sources = (
+            "" if self.template is None else "\n".join(self.template.sources.values())
         )
-        object.__setattr__(self, "tokenizer", guarding)
+        guarding_tokenizer = self.tokenizer.guarding(
+            {*self.dialect.marker_ids, *self.tokenizer.markup_in(template_sources)}
+        )
+        object.__setattr__(self, "tokenizer", guarding_tokenizer)
 
     def with_vision(self, vision: VisionInfo) -> TokenizerBundle:
         """This bundle, for prompts with images. It remembers the same texts and answers.
@@ -105,10 +107,13 @@ class TokenizerBundle:
         The first call renders a few probes. Thread-safe.
         """
         if vision not in self.by_vision:
-            self.by_vision[vision] = self._made_with_vision(vision)
+            self.by_vision[vision] = self._make_with_vision(vision)
         return self.by_vision[vision]
 
-    def _made_with_vision(self, vision: VisionInfo) -> TokenizerBundle:
+    def _make_with_vision(self, vision: VisionInfo) -> TokenizerBundle:
+        """Make the bundle that `with_vision` returns. Clients cannot write an image's placeholder
+        in a text.
+        """
         placeholders = (vision.template_placeholder, vision.placeholder)
         tokenizer = self.tokenizer.guarding(placeholders)
         return replace(
@@ -132,23 +137,28 @@ class TokenizerBundle:
         """
 
         @cache
-        def context() -> str:
+        def tools_digest() -> str:
             digests = [made_once(tool, "digest", partial(_digest, tool)) for tool in tools]
             return _digest(digests).hex()
 
-        def encode(text: str) -> str:
+        def encode_markers(text: str) -> str:
             return without_breaks(self.dialect.markers.encode(self.without_hidden(text)))
 
-        def read(text: str) -> AnswerMeaning:
+        def read_meaning(text: str) -> AnswerMeaning:
             return self.read_texts.meaning(
-                text, lambda: self.answer_reader(tools), context=context(), encode=encode
+                text,
+                lambda: self.answer_reader(tools),
+                reader_context=tools_digest(),
+                encode=encode_markers,
             )
 
-        return read
+        return read_meaning
 
     def without_hidden(self, text: str) -> str:
         """The text without the special tokens that clients do not see. Markers are kept."""
-        hidden = _hidden(self.tokenizer.special_texts, tuple(self.dialect.marker_ids))
+        hidden = _hidden_tokens_pattern(
+            self.tokenizer.special_texts, tuple(self.dialect.marker_ids)
+        )
         return hidden.sub("", text) if hidden else text
 
 
@@ -158,7 +168,10 @@ def _digest(value: object) -> bytes:
 
 
 @lru_cache
-def _hidden(special: tuple[str, ...], markers: tuple[str, ...]) -> re.Pattern[str] | None:
+def _hidden_tokens_pattern(
+    special: tuple[str, ...], markers: tuple[str, ...]
+) -> re.Pattern[str] | None:
+    """A pattern that matches any special token that is not a marker; None if there are none."""
     hidden = {*special} - {*markers}
     return any_of(hidden) if hidden else None
 
@@ -183,36 +196,38 @@ def load_tokenizer_bundle(
     check_round_trip(tokenizer)
     try:
         template = load_template(folder)
-        found = find_dialect(
+        found_dialect = find_dialect(
             template,
             tokenizer,
             config=read_json(folder / "tokenizer_config.json"),
             model_type=str(read_json(folder / "config.json").get("model_type", "")),
         )
         options = {
-            **(found.switch.keeping if settings.keep_thoughts else {}),
+            **(found_dialect.switch.keeping if settings.keep_thoughts else {}),
             **(template_arguments or {}),
         }
         read_ahead: frozenset[NextTurn] = frozenset()
         if settings.warm_ahead == "auto":
-            read_ahead = rewritten_turns(found.template, found.dialect, options=options)
+            read_ahead = rewritten_turns(
+                found_dialect.template, found_dialect.dialect, options=options
+            )
         elif settings.warm_ahead == "on":
             read_ahead = frozenset(NEXT_TURNS)
         return TokenizerBundle(
             tokenizer=tokenizer,
-            template=found.template,
-            answer_frame=frame_of(found.template, tokenizer, found.dialect),
+            template=found_dialect.template,
+            answer_frame=frame_of(found_dialect.template, tokenizer, found_dialect.dialect),
             generation_defaults={
                 **recommended_sampling(read_json(folder / "generation_config.json")),
                 **(sampling or {}),
             },
             known_answers=KnownAnswers(file=answers, model=_text_fingerprint(folder)),
-            turn_end_token_ids=turn_end_token_ids(found.dialect, tokenizer),
+            turn_end_token_ids=turn_end_token_ids(found_dialect.dialect, tokenizer),
             token_memory=TokenMemory(max_bytes=settings.known_text_bytes),
-            dialect=found.dialect,
-            thinking_switch=found.switch,
+            dialect=found_dialect.dialect,
+            thinking_switch=found_dialect.switch,
             template_options=options,
-            dialect_report=found.report,
+            dialect_report=found_dialect.report,
             read_ahead=read_ahead,
             own_pooling=own_pooling(folder),
             answer_tokens=answer_tokens(folder, token_id=tokenizer.backend.token_to_id),
@@ -223,8 +238,8 @@ def load_tokenizer_bundle(
 
 def turn_end_token_ids(dialect: ModelDialect, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens that end an answer, although the model's files do not declare them as end tokens."""
-    found = (tokenizer.backend.token_to_id(end) for end in dialect.turn_ends)
-    return tuple(end for end in found if end is not None and end not in tokenizer.eos_token_ids)
+    token_ids = (tokenizer.backend.token_to_id(end) for end in dialect.turn_ends)
+    return tuple(end for end in token_ids if end is not None and end not in tokenizer.eos_token_ids)
 
 
 def frame_of(
@@ -272,7 +287,9 @@ class Bundles:
         max_kept: int = _MAX_BUNDLES,
         model_of: Callable[[str], str] = lambda name: name,
     ) -> None:
-        """model_of: returns the model whose bundle a name in a request uses."""
+        """read: reads the bundle of a model. max_kept: the number of bundles. model_of: returns the model
+        whose bundle a name in a request uses.
+        """
         self.dialects: dict[str, DialectReport] = {}  # dialects of all models read so far
         # models whose bundles must be read before the server is ready
         self.awaited: set[str] = set()
@@ -320,6 +337,7 @@ class Bundles:
         return task.result() if task.done() else await asyncio.shield(task)
 
     def _record_load(self, model: str, task: asyncio.Task[TokenizerBundle]) -> None:
+        """Record the dialect of a bundle that was read, or forget a failed attempt to read it."""
         is_current = self._tasks.get(model) is task
         if not task.cancelled() and task.exception() is None:
             if is_current or model not in self._tasks:

@@ -72,10 +72,10 @@ def made_once(part: Mapping[str, Any], name: Hashable, make: Callable[[], T]) ->
         return make()
     if name in part._derived:
         return cast(T, part._derived[name])
-    made = make()
+    derived = make()
     if len(part._derived) < _MAX_DERIVED:
-        part._derived[name] = made
-    return made
+        part._derived[name] = derived
+    return derived
 
 
 def packed_tool(tool: KeptPart) -> bytes:
@@ -102,10 +102,10 @@ def exact_key(part: Any, *, tenant: str) -> bytes | None:
     a fifth of the time of sorted JSON.
     """
     try:
-        written = marshal.dumps((tenant, part), MARSHAL_VERSION)
+        packed = marshal.dumps((tenant, part), MARSHAL_VERSION)
     except ValueError:  # not JSON, or nested too deeply
         return None
-    return hashlib.blake2b(written, digest_size=16, person=b"exact").digest()
+    return hashlib.blake2b(packed, digest_size=16, person=b"exact").digest()
 
 
 def in_usual_order(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,34 +114,35 @@ def in_usual_order(tool: Mapping[str, Any]) -> dict[str, Any]:
 
     Parameters keep their order, because it may matter.
     """
-    ready = {
+    ordered = {
         key: value
         for key, value in _ordered(tool, _TOOL_KEYS).items()
         if key not in _SERVER_ONLY_KEYS
     }
-    if isinstance(ready.get("function"), dict):
-        ready["function"] = in_usual_order(ready["function"])
-    elif "parameters" in ready:
-        ready["parameters"] = _ordered_schema(ready["parameters"])
-    return ready
+    if isinstance(ordered.get("function"), dict):
+        ordered["function"] = in_usual_order(ordered["function"])
+    elif "parameters" in ordered:
+        ordered["parameters"] = _ordered_schema(ordered["parameters"])
+    return ordered
 
 
 def _ordered_schema(schema: Any) -> Any:
+    """A schema with its keys and those of its subschemas in their usual order."""
     if not isinstance(schema, dict):
         return schema
-    ready = _ordered(schema, _SCHEMA_KEYS)
-    for key, value in ready.items():
+    ordered = _ordered(schema, _SCHEMA_KEYS)
+    for key, value in ordered.items():
         if isinstance(value, dict) and key in _SCHEMAS_BY_NAME:
-            ready[key] = {name: _ordered_schema(each) for name, each in value.items()}
+            ordered[key] = {name: _ordered_schema(each) for name, each in value.items()}
         elif isinstance(value, dict) and key in _SCHEMAS:
-            ready[key] = _ordered_schema(value)
+            ordered[key] = _ordered_schema(value)
         elif isinstance(value, list) and (key in _SCHEMAS or key in _LISTS_OF_SCHEMAS):
-            ready[key] = [_ordered_schema(each) for each in value]
-    return ready
+            ordered[key] = [_ordered_schema(each) for each in value]
+    return ordered
 
 
-def _ordered(node: Mapping[str, Any], usual: Iterable[str]) -> dict[str, Any]:
-    return {**{key: node[key] for key in usual if key in node}, **node}
+def _ordered(mapping: Mapping[str, Any], first_keys: Iterable[str]) -> dict[str, Any]:
+    return {**{key: mapping[key] for key in first_keys if key in mapping}, **mapping}
 
 
 def complete_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,29 +163,32 @@ def _complete_schema(schema: Any, fallback: str, depth: int) -> dict[str, Any]:
     """A schema with the type, description and members that some templates expect. fallback: the
     type of a schema that names none.
     """
-    given = schema if isinstance(schema, Mapping) and depth < _MAX_LEVELS else {}
-    kind = _type(given) or fallback
-    ready: dict[str, Any] = {"description": "", **given, "type": kind}
-    if kind == "array":
-        ready["items"] = _complete_schema(given.get("items"), "string", depth + 1)
-    if kind == "object":
-        properties = given.get("properties")
-        named = properties if isinstance(properties, Mapping) else {}
-        ready["properties"] = {
-            name: _complete_schema(each, "string", depth + 1) for name, each in named.items()
+    keywords = schema if isinstance(schema, Mapping) and depth < _MAX_LEVELS else {}
+    type_name = _first_type(keywords) or fallback
+    complete: dict[str, Any] = {"description": "", **keywords, "type": type_name}
+    if type_name == "array":
+        complete["items"] = _complete_schema(keywords.get("items"), "string", depth + 1)
+    if type_name == "object":
+        properties = keywords.get("properties")
+        property_schemas = properties if isinstance(properties, Mapping) else {}
+        complete["properties"] = {
+            name: _complete_schema(each, "string", depth + 1)
+            for name, each in property_schemas.items()
         }
-        ready.setdefault("required", [])
-        if not isinstance(given.get("additionalProperties"), Mapping):
-            ready["additionalProperties"] = {"type": "string", "description": ""}
-    return ready
+        complete.setdefault("required", [])
+        if not isinstance(keywords.get("additionalProperties"), Mapping):
+            complete["additionalProperties"] = {"type": "string", "description": ""}
+    return complete
 
 
-def _type(schema: Mapping[str, Any]) -> str:
+def _first_type(schema: Mapping[str, Any]) -> str:
     """The type that a schema names; empty if it names none.
 
     If the schema names several types, this is the first that is not null.
     """
-    kinds = [
-        kind for branch in ParameterTypes(schema).branches(schema) for kind in types_of(branch)
+    types = [
+        type_name
+        for branch in ParameterTypes(schema).branches(schema)
+        for type_name in types_of(branch)
     ]
-    return next((kind for kind in kinds if kind != "null"), "")
+    return next((type_name for type_name in types if type_name != "null"), "")

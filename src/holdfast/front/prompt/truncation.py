@@ -35,7 +35,7 @@ class Ruler(Protocol):
     def tokens(self, text: str) -> int:
         """The number of tokens in a text."""
 
-    def ends(self, text: str, first: int, last: int) -> tuple[str, str]:
+    def ends(self, text: str, first_tokens: int, last_tokens: int) -> tuple[str, str]:
         """The first and the last tokens of a text, as texts. Both numbers are at least 1."""
 
 
@@ -76,46 +76,61 @@ def without_middle(
     if tokens <= limit:
         origins = tuple(range(len(messages)))
         return Shortened(messages=tuple(messages), origins=origins, tokens=tokens)
-    kept = _protected(messages)
-    middle = [unit for unit in _units(messages) if kept.isdisjoint(unit)]
-    may_go = frozenset(place for unit in middle for place in unit)
-    stay = [place for place in range(len(messages)) if place not in may_go]
+    # a unit is a message, or a message with calls and the messages with their results
+    protected = _protected(messages)
+    middle = [unit for unit in _units(messages) if protected.isdisjoint(unit)]
+    removable = frozenset(index for unit in middle for index in unit)
+    remaining = [index for index in range(len(messages)) if index not in removable]
     # tokens of each message: its text, and everything around the text
-    sizes = [ruler.tokens(_text(message)) for message in messages]
-    around = [_MESSAGE_TOKENS + ruler.tokens(_arguments(message)) for message in messages]
+    text_tokens = [ruler.tokens(_text(message)) for message in messages]
+    overhead_tokens = [_MESSAGE_TOKENS + ruler.tokens(_arguments(message)) for message in messages]
 
     @cache
-    def cut(place: int, length: int) -> Message:
-        message, size = messages[place], sizes[place]
-        return message if length == size else _cut(message, length, size=size, ruler=ruler)
+    def cut_message(index: int, kept_tokens: int) -> Message:
+        message, tokens_of_text = messages[index], text_tokens[index]
+        return (
+            message
+            if kept_tokens == tokens_of_text
+            else _without_middle_of_text(
+                message, kept_tokens, text_tokens=tokens_of_text, ruler=ruler
+            )
+        )
 
-    added = 0  # tokens besides the texts that stay; known after the first attempt
-    for longest, longest_system in _levels(limit):
-        lengths = [
-            min(size, longest_system if message.get("role") in _SYSTEM else longest)
-            for message, size in zip(messages, sizes, strict=True)
+    tokens_besides_texts = 0  # tokens besides the texts that stay; known after the first attempt
+    for max_text_tokens, max_system_tokens in _text_limits(limit):
+        kept_text_tokens = [
+            min(
+                tokens_of_text,
+                max_system_tokens if message.get("role") in _SYSTEM else max_text_tokens,
+            )
+            for message, tokens_of_text in zip(messages, text_tokens, strict=True)
         ]
         # when texts must be cut anyway, some room is left for the next turns
-        is_cut = any(lengths[place] < sizes[place] for place in stay)
-        room = limit - limit // 8 if is_cut else limit
-        texts = sum(lengths[place] for place in stay)
-        if texts + added > room:
+        has_cut_text = any(kept_text_tokens[index] < text_tokens[index] for index in remaining)
+        room_tokens = limit - limit // 8 if has_cut_text else limit
+        remaining_text_tokens = sum(kept_text_tokens[index] for index in remaining)
+        if remaining_text_tokens + tokens_besides_texts > room_tokens:
             continue
-        without = partial(_without, lengths, cut=cut, count=count)
-        least = without(may_go)
-        if least.tokens <= room:
-            costs = [sum(lengths[place] + around[place] for place in unit) for unit in middle]
-            return _with_most(without, middle, costs, least=least, limit=limit)
-        added = least.tokens - texts
+        leave_out = partial(_leave_out, kept_text_tokens, cut_message=cut_message, count=count)
+        shortest = leave_out(removable)
+        if shortest.tokens <= room_tokens:
+            unit_tokens = [
+                sum(kept_text_tokens[index] + overhead_tokens[index] for index in unit)
+                for unit in middle
+            ]
+            return _with_most_of_middle(
+                leave_out, middle, unit_tokens, shortest=shortest, limit=limit
+            )
+        tokens_besides_texts = shortest.tokens - remaining_text_tokens
     return None
 
 
-def _with_most(
-    without: Callable[[frozenset[int]], Shortened],
+def _with_most_of_middle(
+    leave_out: Callable[[frozenset[int]], Shortened],
     middle: Sequence[range],
-    costs: Sequence[int],
+    unit_tokens: Sequence[int],
     *,
-    least: Shortened,
+    shortest: Shortened,
     limit: int,
 ) -> Shortened:
     """Leave out as little of the middle as the limit and round numbers allow.
@@ -123,32 +138,38 @@ def _with_most(
     The tokens of a message within the prompt are only estimated. If an estimate was too low, at
     least an eighth of the room is left out in addition, so there are at most nine attempts.
 
-    without: leaves out messages. middle: the groups of messages that may be left out (`_units`),
-    oldest first. costs: the tokens of each group. least: the conversation without any of them.
+    leave_out: leaves out the messages with these indices. middle: the groups of messages that may be
+    left out together (`_units`), oldest first. unit_tokens: the tokens of each group. shortest: the
+    conversation without any of them.
     """
-    saved = [0, *accumulate(costs)]
-    room = limit - least.tokens
-    needed = max(0, saved[-1] - room)
+    saved_tokens = [0, *accumulate(unit_tokens)]
+    room_tokens = limit - shortest.tokens
+    needed_tokens = max(0, saved_tokens[-1] - room_tokens)
     while True:
-        target = roundest(needed, needed + room * 2 // 3)
-        units = next((at for at, tokens in enumerate(saved) if tokens >= target), len(middle))
-        if units == len(middle):
-            return least
-        shortened = without(frozenset(place for unit in middle[:units] for place in unit))
-        excess = shortened.tokens - limit
-        if excess <= 0:
+        target_tokens = roundest(needed_tokens, needed_tokens + room_tokens * 2 // 3)
+        left_out_units = next(
+            (count for count, tokens in enumerate(saved_tokens) if tokens >= target_tokens),
+            len(middle),
+        )
+        if left_out_units == len(middle):
+            return shortest
+        shortened = leave_out(
+            frozenset(index for unit in middle[:left_out_units] for index in unit)
+        )
+        excess_tokens = shortened.tokens - limit
+        if excess_tokens <= 0:
             return shortened
-        needed = saved[units] + max(excess, room // 8)
+        needed_tokens = saved_tokens[left_out_units] + max(excess_tokens, room_tokens // 8)
 
 
 def roundest(low: int, high: int) -> int:
     """The number from `low` to `high` that is divisible by the highest power of two."""
     if low <= 0:
         return 0
-    step = 1
-    while -(-low // (2 * step)) * 2 * step <= high:
-        step *= 2
-    return -(-low // step) * step
+    power_of_two = 1
+    while -(-low // (2 * power_of_two)) * 2 * power_of_two <= high:
+        power_of_two *= 2
+    return -(-low // power_of_two) * power_of_two
 
 
 def middle_of_tokens(tokens: int, *, limit: int) -> tuple[int, int]:
@@ -158,9 +179,9 @@ def middle_of_tokens(tokens: int, *, limit: int) -> tuple[int, int]:
     changes while the prompt grows.
     """
     start = limit // 4
-    room = limit - start
-    needed = tokens - limit
-    return start, start + roundest(needed, needed + room * 2 // 3)
+    room_tokens = limit - start
+    needed_tokens = tokens - limit
+    return start, start + roundest(needed_tokens, needed_tokens + room_tokens * 2 // 3)
 
 
 def text_note(tokens: int) -> str:
@@ -171,22 +192,31 @@ def text_note(tokens: int) -> str:
 def _units(messages: Sequence[Message]) -> list[range]:
     """Group the messages so that each tool call is in one group with its results."""
     starts: list[int] = []
-    callers: dict[str, int] = {}  # call id → index of the message with the call
-    caller = None  # index of the latest message with calls
-    for place, message in enumerate(messages):
-        starts.append(place)
+    caller_by_call_id: dict[str, int] = {}  # call id → index of the message with the call
+    latest_caller = None  # index of the latest message with calls
+    for index, message in enumerate(messages):
+        starts.append(index)
         if message.get("role") in _RESULTS:
             call_id = message.get("tool_call_id")
-            asked = callers.get(call_id, caller) if isinstance(call_id, str) else caller
-            while asked is not None and starts[-1] > asked:
+            caller_of_result = (
+                caller_by_call_id.get(call_id, latest_caller)
+                if isinstance(call_id, str)
+                else latest_caller
+            )
+            while caller_of_result is not None and starts[-1] > caller_of_result:
                 starts.pop()
         elif calls := [*_calls(message)]:
-            caller = place
-            callers |= {call["id"]: place for call in calls if isinstance(call.get("id"), str)}
+            latest_caller = index
+            caller_by_call_id |= {
+                call["id"]: index for call in calls if isinstance(call.get("id"), str)
+            }
     return [range(start, end) for start, end in pairwise([*starts, len(messages)])]
 
 
 def _calls(message: Message) -> Iterator[dict[str, Any]]:
+    """The calls of a message. A `function_call` in OpenAI's older form counts as a call without an
+    id.
+    """
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list | tuple) else ():
         if isinstance(call, dict):
@@ -206,22 +236,25 @@ def _arguments(message: Message) -> str:
 def _protected(messages: Sequence[Message]) -> frozenset[int]:
     """The indices of the messages that must stay."""
     roles = [message.get("role") for message in messages]
-    users = [place for place, role in enumerate(roles) if role == "user"]
-    systems = [place for place, role in enumerate(roles) if role in _SYSTEM]
-    return frozenset((*systems, *users[:1], *users[-1:], len(messages) - 1))
+    user_indices = [index for index, role in enumerate(roles) if role == "user"]
+    system_indices = [index for index, role in enumerate(roles) if role in _SYSTEM]
+    return frozenset((*system_indices, *user_indices[:1], *user_indices[-1:], len(messages) - 1))
 
 
-def _levels(limit: int) -> Iterator[tuple[int, int]]:
+def _text_limits(limit: int) -> Iterator[tuple[int, int]]:
     """Yield the limits to try, longest first: the maximum tokens of the text of an ordinary message
     and of a system message.
     """
-    for longest in _lengths(limit):
+    for longest in _decreasing_limits(limit):
         yield longest, limit
-    for longest in _lengths(limit):
+    for longest in _decreasing_limits(limit):
         yield _SHORTEST_TEXT_TOKENS, longest
 
 
-def _lengths(limit: int) -> Iterator[int]:
+def _decreasing_limits(limit: int) -> Iterator[int]:
+    """Yield the limits for a text, in tokens: from three quarters of the whole limit down to the
+    shortest.
+    """
     length = limit * 3 // 4
     while length > _SHORTEST_TEXT_TOKENS:
         yield length
@@ -229,42 +262,50 @@ def _lengths(limit: int) -> Iterator[int]:
     yield _SHORTEST_TEXT_TOKENS
 
 
-def _without(
-    lengths: Sequence[int],
+def _leave_out(
+    kept_text_tokens: Sequence[int],
     left_out: frozenset[int],
     *,
-    cut: Callable[[int, int], Message],
+    cut_message: Callable[[int, int], Message],
     count: Callable[[Sequence[Message]], int],
 ) -> Shortened:
     """Replace the messages with the indices `left_out` by notes, one for each run of messages, and
     cut the texts of the others.
 
-    lengths: the tokens to keep of each message's text. cut: returns the message with an index and
-    a text of that length.
+    kept_text_tokens: the tokens to keep of each message's text. cut_message: returns the message
+    with an index, whose text is cut to a number of tokens. count: counts the tokens of the prompt.
     """
-    ready: list[Message] = []
+    shortened_messages: list[Message] = []
     origins: list[int | None] = []
-    for is_gone, run in groupby(range(len(lengths)), key=left_out.__contains__):
-        places = list(run)
-        if is_gone:
-            number = "1 message" if len(places) == 1 else f"{len(places):,} messages"
-            ready.append({"role": "user", "content": _MESSAGES_NOTE.format(count=number)})
+    for is_left_out, index_run in groupby(range(len(kept_text_tokens)), key=left_out.__contains__):
+        indices = list(index_run)
+        if is_left_out:
+            count_text = "1 message" if len(indices) == 1 else f"{len(indices):,} messages"
+            shortened_messages.append(
+                {"role": "user", "content": _MESSAGES_NOTE.format(count=count_text)}
+            )
             origins.append(None)
         else:
-            ready += [cut(place, lengths[place]) for place in places]
-            origins += places
-    return Shortened(messages=tuple(ready), origins=tuple(origins), tokens=count(ready))
+            shortened_messages += [cut_message(index, kept_text_tokens[index]) for index in indices]
+            origins += indices
+    return Shortened(
+        messages=tuple(shortened_messages), origins=tuple(origins), tokens=count(shortened_messages)
+    )
 
 
-def _cut(message: Message, length: int, *, size: int, ruler: Ruler) -> Message:
-    """Leave out the middle of a message's text, so that `length` tokens remain.
+def _without_middle_of_text(
+    message: Message, kept_tokens: int, *, text_tokens: int, ruler: Ruler
+) -> Message:
+    """Leave out the middle of a message's text, so that `kept_tokens` tokens remain.
 
-    size: the number of tokens in the text.
+    text_tokens: the number of tokens in the text.
     """
-    note = text_note(size - length)
-    kept = max(2, length - ruler.tokens(note))
-    first, last = ruler.ends(_text(message), kept - kept // 2, kept // 2)
-    return {**message, "content": f"{first}{note}{last}"}
+    note = text_note(text_tokens - kept_tokens)
+    kept_without_note = max(2, kept_tokens - ruler.tokens(note))
+    beginning, ending = ruler.ends(
+        _text(message), kept_without_note - kept_without_note // 2, kept_without_note // 2
+    )
+    return {**message, "content": f"{beginning}{note}{ending}"}
 
 
 def _text(message: Message) -> str:
@@ -276,6 +317,7 @@ def _text(message: Message) -> str:
 
 
 def _texts(parts: Iterable[Any]) -> Iterator[str]:
+    """The texts of content parts. Parts without text are left out."""
     for part in parts:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):

@@ -35,7 +35,7 @@ _KEY_BYTES = 64  # AES-SIV with AES-256, which uses two keys
 _FORMAT = 3
 _BUSY_SECONDS = 1.0
 _CLOSE_SECONDS = 2.0
-_MOST_WAITING = 1_000
+_MAX_QUEUED = 1_000
 MOST_BYTES = 32 << 20
 # share of MOST_BYTES that remains after an eviction, so that not every new answer causes one
 _KEPT_SHARE = 0.9
@@ -46,10 +46,10 @@ CREATE TABLE answers (
 CREATE INDEX answers_by_use ON answers (used);
 """
 # damaged rows may hold values of any type; MemoryError is how Python reports SQLite's NOMEM
-_BROKEN = (sqlite3.Error, UnicodeDecodeError, OSError, TypeError, MemoryError)
+_FILE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OSError, TypeError, MemoryError)
 # Only these indicate damaged content. Subclasses of DatabaseError mean that the disk is full, or
 # that the file is locked, read-only or unreadable at the moment.
-_DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError, TypeError)
+_DAMAGE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError, TypeError)
 
 Secret: TypeAlias = bytes
 """`SECRET_BYTES` bytes, a hash of the answer itself."""
@@ -74,23 +74,23 @@ class AnswerFile:
     are deleted then.
     """
 
-    def __init__(self, folder: Path, *, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, *, max_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
         self._path = _path_in(folder)
-        self._most_bytes = most_bytes
-        self._bytes = 0
-        self._ids: set[bytes] = set()
+        self._max_bytes = max_bytes
+        self._total_bytes = 0
+        self._ids: set[bytes] = set()  # of the rows in the file: the first bytes of their secrets
         self._database: sqlite3.Connection | None = None
         self._lock = threading.Lock()
         self._write_queue: queue.Queue[tuple[Secret, StoredAnswer] | None] = queue.Queue(
-            _MOST_WAITING
+            _MAX_QUEUED
         )
         self._writer: threading.Thread | None = None
         self._is_closed = False
 
     def find(self, secret: Secret) -> tuple[StoredAnswer, ...]:
         """Return all undamaged answers with this secret."""
-        found: list[StoredAnswer] = []
+        answers: list[StoredAnswer] = []
         if self._database is not None and secret[:_ID_BYTES] not in self._ids:
             return ()  # return immediately instead of waiting for the writer
         with self._open_file() as database:
@@ -98,14 +98,14 @@ class AnswerFile:
                 rows = database.execute(
                     "SELECT tag, body FROM answers WHERE id = ?", (secret[:_ID_BYTES],)
                 ).fetchall()
-                for tag, sealed in rows:
-                    body = _unsealed(sealed, secret=secret, tag=tag)
+                for tag, sealed_body in rows:
+                    body = _unsealed(sealed_body, secret=secret, tag=tag)
                     if body is not None:
-                        found.append(StoredAnswer(tag, body))
+                        answers.append(StoredAnswer(tag, body))
                 database.execute(
                     "UPDATE answers SET used = ? WHERE id = ?", (time.time(), secret[:_ID_BYTES])
                 )
-        return tuple(found)
+        return tuple(answers)
 
     def put(self, secret: Secret, answer: StoredAnswer) -> None:
         """Queue an answer for writing, or drop it if the disk is too slow. Never blocks."""
@@ -135,6 +135,7 @@ class AnswerFile:
                 self._database = None
 
     def _write_all(self) -> None:
+        """Write the queued answers until None is queued. Runs on the writer's thread."""
         while (item := self._write_queue.get()) is not None:
             secret, answer = item
             body = _sealed(answer.body, secret=secret, tag=answer.tag)
@@ -147,8 +148,8 @@ class AnswerFile:
                     (key, answer.tag, body, time.time()),
                 )
                 self._ids.add(key)
-                self._bytes += len(body)
-                if self._bytes > self._most_bytes:
+                self._total_bytes += len(body)
+                if self._total_bytes > self._max_bytes:
                     self._evict(database)
 
     def _evict(self, database: sqlite3.Connection) -> None:
@@ -156,18 +157,18 @@ class AnswerFile:
         rows = database.execute(
             "SELECT id, tag, length(body) FROM answers ORDER BY used DESC"
         ).fetchall()
-        kept = 0
-        for place, (_, _, size) in enumerate(rows):
-            if kept + size > self._most_bytes * _KEPT_SHARE:
+        kept_bytes = 0
+        for index, (_, _, body_bytes) in enumerate(rows):
+            if kept_bytes + body_bytes > self._max_bytes * _KEPT_SHARE:
                 # one transaction: 18,000 transactions take 2.9 s, and readers wait for that
                 database.execute("BEGIN IMMEDIATE")
                 database.executemany(
                     "DELETE FROM answers WHERE id = ? AND tag = ?",
-                    [(row[0], row[1]) for row in rows[place:]],
+                    [(row[0], row[1]) for row in rows[index:]],
                 )
                 database.execute("COMMIT")
                 break
-            kept += size
+            kept_bytes += body_bytes
         self._recount(database)
 
     @contextlib.contextmanager
@@ -180,14 +181,17 @@ class AnswerFile:
             try:
                 if self._database is None and self._path.parent.is_dir():
                     self._database = self._open()
-            except _BROKEN as error:
+            except _FILE_ERRORS as error:
                 self._discard(error)
             try:
                 yield self._database
-            except _BROKEN as error:
+            except _FILE_ERRORS as error:
                 self._discard(error)
 
     def _open(self) -> sqlite3.Connection:
+        """Open the file, and create its table if it is missing. Raises one of the errors in
+        `_FILE_ERRORS`.
+        """
         _unlink_older(self._folder)
         self._path.touch(mode=0o600)
         database = sqlite3.connect(
@@ -200,25 +204,27 @@ class AnswerFile:
             database.execute("PRAGMA journal_size_limit = 1048576")
             make_tables(database, _SCHEMA, version=_FORMAT)
             self._recount(database)
-        except _BROKEN:
+        except _FILE_ERRORS:
             database.close()
             raise
         return database
 
     def _recount(self, database: sqlite3.Connection) -> None:
+        """Read from the file which answers it has, and how many bytes they take."""
         rows = database.execute("SELECT id, length(body) FROM answers").fetchall()
         self._ids = {key for key, _ in rows}
-        self._bytes = sum(size for _, size in rows)
+        self._total_bytes = sum(size for _, size in rows)
 
     def _discard(self, error: BaseException) -> None:
+        """Close the file after an error, and delete it if its content is damaged."""
         logger.warning("the file of answers cannot be used: %s", error)
         if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._database.close()
         self._database = None
         self._ids = set()
-        self._bytes = 0
-        if type(error) not in _DAMAGED:
+        self._total_bytes = 0
+        if type(error) not in _DAMAGE_ERRORS:
             return
         _unlink(self._path)
 

@@ -68,7 +68,7 @@ _PRAGMAS = (
     "foreign_keys = ON",
     "journal_size_limit = 4194304",
 )
-_CHAIN = """
+_CHAIN_QUERY = """
 WITH RECURSIVE chain (number, previous, depth) AS (
     SELECT number, previous, 0 FROM records WHERE tenant = :tenant AND id = :id AND kind = 'response' AND used > :since
     UNION ALL
@@ -77,7 +77,7 @@ WITH RECURSIVE chain (number, previous, depth) AS (
     LIMIT :longest
 )
 """
-_EVICT = """
+_EVICT_STATEMENT = """
 DELETE FROM records WHERE number IN (
     SELECT number FROM (
         SELECT number, sum(size) OVER latest AS bytes, count(*) OVER latest AS place FROM records WHERE run IS NULL
@@ -85,14 +85,14 @@ DELETE FROM records WHERE number IN (
     ) WHERE place > 1 AND (bytes > :bytes OR place > :count)
 )
 """
-_REFRESH = """
+_REFRESH_STATEMENT = """
 UPDATE records SET used = ?, size = length(body) + coalesce(length(events), 0)
     + (SELECT coalesce(sum(length(items.body)), 0) FROM items WHERE owner = records.number)
 WHERE number = ?
 """
 
-# Items that a damaged byte has separated from their record are found by its size.
-_HAS_ALL = """
+# A damaged byte may separate items from their record. Then its size is not that of its parts.
+_HAS_ALL_QUERY = """
 SELECT size = length(body) + coalesce(length(events), 0) + (
     SELECT coalesce(sum(length(items.body)), 0) FROM items
     WHERE owner = records.number AND part IN ('input', 'output')
@@ -162,6 +162,7 @@ class ResponseStore:
     def _run(
         self, method: Callable[Concatenate[ResponseFile, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        """Call a method of the file. If the file is damaged, call it again with a new, empty file."""
         try:
             try:
                 return method(self._file, *args, **kwargs)
@@ -211,61 +212,63 @@ class ResponseFile:
             "VALUES (?, ?, ?, ?, ?, ?, 0, 0)"
         )
         with self._changing_within_limits() as database:
-            row = database.execute(insert, (*key, run, previous, _packed(body))).lastrowid
-            assert row is not None
-            _add_items(database, row, "input", items)
-            self._refresh(database, row)
+            record_number = database.execute(insert, (*key, run, previous, _packed(body))).lastrowid
+            assert record_number is not None
+            _add_items(database, record_number, "input", items)
+            self._update_size_and_use(database, record_number)
 
     def finish(self, key: RecordKey, body: Json, *, output: Sequence[Item], events: bytes) -> None:
         """Store the final body, the output and the events of a response that was running."""
-        log = sealed(zlib.compress(events, 1)) if events else None
+        sealed_events = sealed(zlib.compress(events, 1)) if events else None
         update = "UPDATE records SET run = NULL, events = ?, body = ? WHERE number = ?"
         with self._changing_within_limits() as database:
-            row = self._row(database, key)
-            _add_items(database, row, "output", output)
-            database.execute(update, (log, _packed(body), row))
-            self._refresh(database, row)
+            record_number = self._record_number(database, key)
+            _add_items(database, record_number, "output", output)
+            database.execute(update, (sealed_events, _packed(body), record_number))
+            self._update_size_and_use(database, record_number)
 
     def change(self, key: RecordKey, body: Json) -> None:
         """Replace the body of a record."""
         with self._changing_within_limits() as database:
-            row = self._row(database, key)
-            database.execute("UPDATE records SET body = ? WHERE number = ?", (_packed(body), row))
-            self._refresh(database, row)
+            record_number = self._record_number(database, key)
+            database.execute(
+                "UPDATE records SET body = ? WHERE number = ?", (_packed(body), record_number)
+            )
+            self._update_size_and_use(database, record_number)
 
     def append(self, key: RecordKey, items: Sequence[Item]) -> None:
         """Add items to a conversation."""
         with self._changing_within_limits() as database:
-            row = self._row(database, key)
-            _add_items(database, row, "input", items)
-            self._refresh(database, row)
+            record_number = self._record_number(database, key)
+            _add_items(database, record_number, "input", items)
+            self._update_size_and_use(database, record_number)
 
     def delete(self, key: RecordKey) -> None:
         """Delete a record and its items."""
         with self._database.changing() as database:
-            row = self._row(database, key)
-            database.execute("DELETE FROM records WHERE number = ?", (row,))
+            record_number = self._record_number(database, key)
+            database.execute("DELETE FROM records WHERE number = ?", (record_number,))
 
     def delete_item(self, key: RecordKey, item_id: str) -> bool:
         """Delete an item of a conversation. Returns False if there is no such item."""
         with self._database.changing() as database:
-            row = self._row(database, key)
+            record_number = self._record_number(database, key)
             delete = "DELETE FROM items WHERE owner = ? AND id = ?"
-            if not database.execute(delete, (row, item_id)).rowcount:
+            if not database.execute(delete, (record_number, item_id)).rowcount:
                 return False
-            self._refresh(database, row)
+            self._update_size_and_use(database, record_number)
         return True
 
     def record(self, key: RecordKey) -> StoredRecord:
         """Return a record in its last stored form."""
         select = "SELECT body, run IS NOT NULL, is_lost FROM records WHERE number = ?"
         with self._database.reading() as database:
-            row = self._row(database, key)
-            body, is_running, is_lost = database.execute(select, (row,)).fetchone()
-            _check_size(database, row)
+            record_number = self._record_number(database, key)
+            body, is_running, is_lost = database.execute(select, (record_number,)).fetchone()
+            _check_size(database, record_number)
             return StoredRecord(
                 body=_unpacked(body),
-                output=_items(database, row, "output"),
+                output=_items(database, record_number, "output"),
                 is_running=bool(is_running),
                 is_lost=bool(is_lost),
             )
@@ -273,17 +276,17 @@ class ResponseFile:
     def events(self, key: RecordKey) -> bytes:
         """The events of a finished response; empty if none were stored."""
         with self._database.reading() as database:
-            row = self._row(database, key)
+            record_number = self._record_number(database, key)
             select = "SELECT events FROM records WHERE number = ?"
-            (log,) = database.execute(select, (row,)).fetchone()
-            return zlib.decompress(unsealed(log)) if log is not None else b""
+            (sealed_events,) = database.execute(select, (record_number,)).fetchone()
+            return zlib.decompress(unsealed(sealed_events)) if sealed_events is not None else b""
 
     def items(self, key: RecordKey) -> list[Item]:
         """All input items of a record, oldest first."""
         with self._database.reading() as database:
-            row = self._row(database, key)
-            _check_size(database, row)
-            return _items(database, row, "input")
+            record_number = self._record_number(database, key)
+            _check_size(database, record_number)
+            return _items(database, record_number, "input")
 
     def find_items(self, tenant: str, item_ids: Sequence[str]) -> dict[str, Item]:
         """Return items of any of the tenant's records, by id.
@@ -294,45 +297,47 @@ class ResponseFile:
             "SELECT items.body FROM items JOIN records ON records.number = owner"
             " WHERE items.id = ? AND tenant = ? AND used > ? ORDER BY items.number DESC LIMIT 1"
         )
-        found = {}
+        item_by_id = {}
         with self._database.reading() as database:
             for item_id in item_ids:
-                match = database.execute(select, (item_id, tenant, self._oldest_use())).fetchone()
-                if match is not None:
-                    found[item_id] = _unpacked(match[0])
-        return found
+                row = database.execute(select, (item_id, tenant, self._expiry_time())).fetchone()
+                if row is not None:
+                    item_by_id[item_id] = _unpacked(row[0])
+        return item_by_id
 
     def chain(self, key: RecordKey) -> list[Item]:
         """Return input and output of a response and of all responses that it continues, oldest
         first.
 
-        Counts as a use of all. RecordMissing names the first response that no longer
+        Counts as a use of all. RecordMissing names the latest response of the chain that no longer
         exists.
         """
-        oldest = f"{_CHAIN} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1"
-        members = (
-            f"{_CHAIN} SELECT body FROM chain JOIN items ON owner = chain.number "
+        select_oldest = f"{_CHAIN_QUERY} SELECT previous FROM chain ORDER BY depth DESC LIMIT 1"
+        select_items = (
+            f"{_CHAIN_QUERY} SELECT body FROM chain JOIN items ON owner = chain.number "
             "ORDER BY depth DESC, items.number"
         )
-        use = f"{_CHAIN} UPDATE records SET used = :now WHERE number IN (SELECT number FROM chain)"
+        mark_used = f"{_CHAIN_QUERY} UPDATE records SET used = :now WHERE number IN (SELECT number FROM chain)"
         with self._database.changing() as database:
-            named = {
+            parameters = {
                 "tenant": key.tenant,
                 "id": key.id,
                 "longest": _LONGEST_CHAIN,
-                "since": self._oldest_use(),
+                "since": self._expiry_time(),
                 "now": self._now(),
             }
-            end = database.execute(oldest, named).fetchone()
-            if end is None:
+            oldest_row = database.execute(select_oldest, parameters).fetchone()
+            if oldest_row is None:
                 raise RecordMissing(key.id)
-            if end[0] is not None:
-                raise RecordMissing(end[0])
-            for (row,) in database.execute(f"{_CHAIN} SELECT number FROM chain", named).fetchall():
-                _check_size(database, row)
-            found = [_unpacked(body) for (body,) in database.execute(members, named)]
-            database.execute(use, named)
-        return found
+            if oldest_row[0] is not None:
+                raise RecordMissing(oldest_row[0])
+            for (record_number,) in database.execute(
+                f"{_CHAIN_QUERY} SELECT number FROM chain", parameters
+            ).fetchall():
+                _check_size(database, record_number)
+            items = [_unpacked(body) for (body,) in database.execute(select_items, parameters)]
+            database.execute(mark_used, parameters)
+        return items
 
     def totals(self) -> tuple[int, int]:
         """Number and total size in bytes of the records that are not running."""
@@ -344,23 +349,33 @@ class ResponseFile:
         self._database.close()
 
     def _on_open(self, database: sqlite3.Connection) -> None:
-        used = (each for (each,) in database.execute("SELECT used FROM records WHERE run IS NULL"))
-        self._retention.start_from_stamps(each for each in used if isinstance(each, float))
+        """Tell the clock the last uses of the records: it distrusts a wall clock that is far ahead
+        of them.
+        """
+        last_uses = (
+            each for (each,) in database.execute("SELECT used FROM records WHERE run IS NULL")
+        )
+        self._retention.start_from_stamps(each for each in last_uses if isinstance(each, float))
 
-    def _oldest_use(self) -> float:
+    def _expiry_time(self) -> float:
+        """Records that were last used at this time or earlier have expired."""
         return self._retention() - self._limits.keep_seconds
 
-    def _row(self, database: sqlite3.Connection, key: RecordKey) -> int:
+    def _record_number(self, database: sqlite3.Connection, key: RecordKey) -> int:
+        """The number of a record, which identifies its rows. Raises RecordMissing if it does not
+        exist or has expired.
+        """
         select = "SELECT number FROM records WHERE tenant = ? AND id = ? AND kind = ? AND used > ?"
-        found = database.execute(select, (*key, self._oldest_use())).fetchone()
-        if found is None:
+        row = database.execute(select, (*key, self._expiry_time())).fetchone()
+        if row is None:
             raise RecordMissing(key.id)
-        if found[0] is None:  # the schema is damaged
+        if row[0] is None:  # the schema is damaged
             raise sqlite3.DatabaseError("a record has no number")
-        return int(found[0])
+        return int(row[0])
 
-    def _refresh(self, database: sqlite3.Connection, row: int) -> None:
-        database.execute(_REFRESH, (self._now(), row))
+    def _update_size_and_use(self, database: sqlite3.Connection, record_number: int) -> None:
+        """Recompute the size of a record, and count this as a use of it."""
+        database.execute(_REFRESH_STATEMENT, (self._now(), record_number))
 
     @contextlib.contextmanager
     def _changing_within_limits(self) -> Iterator[sqlite3.Connection]:
@@ -369,21 +384,21 @@ class ResponseFile:
         The least recently used ones are evicted first. Running responses are neither counted nor
         evicted.
         """
-        most_count = self._limits.max_count
-        most_bytes = self._limits.max_bytes
+        max_count = self._limits.max_count
+        max_bytes = self._limits.max_bytes
         with self._database.changing() as database:
             yield database
-            expired = "DELETE FROM records WHERE used <= ? AND run IS NULL"
-            database.execute(expired, (self._oldest_use(),))
+            delete_expired = "DELETE FROM records WHERE used <= ? AND run IS NULL"
+            database.execute(delete_expired, (self._expiry_time(),))
             count, size = _totals(database)
-            if count > most_count or size > most_bytes:
-                too_large = "DELETE FROM records WHERE size > ? AND run IS NULL"
-                database.execute(too_large, (most_bytes,))
+            if count > max_count or size > max_bytes:
+                delete_too_large = "DELETE FROM records WHERE size > ? AND run IS NULL"
+                database.execute(delete_too_large, (max_bytes,))
                 reduced_limits = {
-                    "count": int(most_count * _KEPT_SHARE),
-                    "bytes": int(most_bytes * _KEPT_SHARE),
+                    "count": int(max_count * _KEPT_SHARE),
+                    "bytes": int(max_bytes * _KEPT_SHARE),
                 }
-                database.execute(_EVICT, reduced_limits)
+                database.execute(_EVICT_STATEMENT, reduced_limits)
 
 
 def clear_responses(folder: Path) -> None:
@@ -392,7 +407,7 @@ def clear_responses(folder: Path) -> None:
     A server may have the file open. Raises OSError.
     """
     path = _path_in(folder)
-    _damaged(path).unlink(missing_ok=True)
+    _damaged_path(path).unlink(missing_ok=True)
     clear_tables(path, "items", "records", busy_seconds=_BUSY_SECONDS)
 
 
@@ -444,6 +459,7 @@ class _Database:
             raise FileDamaged from error
 
     def close(self) -> None:
+        """Close the file, and give up the folder that shows that this process lives."""
         if self._database is not None:
             self._database.close()
             self._database = None
@@ -452,6 +468,7 @@ class _Database:
             self._claim = None
 
     def _open(self) -> sqlite3.Connection:
+        """Open the file, and create its tables if they are missing."""
         path = self._path()
         if path is not None:
             path.touch(mode=0o600)
@@ -475,6 +492,7 @@ class _Database:
         return database
 
     def _path(self) -> Path | None:
+        """The path of the file, whose folder is created; None to keep the records in memory."""
         if self._folder is None:
             return None
         path = _path_in(self._folder)
@@ -504,27 +522,30 @@ class _Database:
             with contextlib.suppress(OSError):
                 self._claim = claim(folder, prefix=_CLAIM_PREFIX)
                 self.run = self._claim.folder.name
-        living = {each.name for each in folder.iterdir()} | {self.run}
-        runs = database.execute("SELECT DISTINCT run FROM records WHERE run IS NOT NULL").fetchall()
-        dead = [run for run in runs if run[0] not in living]
-        database.executemany("UPDATE records SET run = NULL, is_lost = 1 WHERE run = ?", dead)
+        living_runs = {each.name for each in folder.iterdir()} | {self.run}
+        recorded_runs = database.execute(
+            "SELECT DISTINCT run FROM records WHERE run IS NOT NULL"
+        ).fetchall()
+        dead_runs = [run for run in recorded_runs if run[0] not in living_runs]
+        database.executemany("UPDATE records SET run = NULL, is_lost = 1 WHERE run = ?", dead_runs)
 
     def _set_aside(self, error: Exception) -> None:
+        """Close a damaged file, and rename it, so that a new one is created at the next use."""
         if self._database is not None:
             self._database.close()
             self._database = None
         if self._folder is None:
             return
         path = _path_in(self._folder)
-        aside = _damaged(path)
+        damaged_path = _damaged_path(path)
         logger.warning(
             "the file of responses is damaged (%s): set aside as %s; starting with an empty one",
             error,
-            aside.name,
+            damaged_path.name,
         )
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
-        path.replace(aside)
+        path.replace(damaged_path)
 
 
 def _path_in(folder: Path) -> Path:
@@ -532,6 +553,7 @@ def _path_in(folder: Path) -> Path:
 
 
 def _may_exist(path: Path) -> bool:
+    """Whether a file exists, or cannot be checked at the moment."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -541,30 +563,35 @@ def _may_exist(path: Path) -> bool:
     return True
 
 
-def _damaged(path: Path) -> Path:
+def _damaged_path(path: Path) -> Path:
     return path.with_name(path.name + ".damaged")
 
 
 def _totals(database: sqlite3.Connection) -> tuple[int, int]:
+    """Number and total size in bytes of the records that are not running."""
     select = "SELECT count(*), coalesce(sum(size), 0) FROM records WHERE run IS NULL"
     count, size = database.execute(select).fetchone()
     return int(count), int(size)
 
 
-def _check_size(database: sqlite3.Connection, row: int) -> None:
+def _check_size(database: sqlite3.Connection, record_number: int) -> None:
     """Raise sqlite3.DatabaseError if a record does not have the items that it was stored with."""
-    (has_all,) = database.execute(_HAS_ALL, (row,)).fetchone()
+    (has_all,) = database.execute(_HAS_ALL_QUERY, (record_number,)).fetchone()
     if not has_all:
         raise sqlite3.DatabaseError("the size of a record is not that of its parts")
 
 
-def _items(database: sqlite3.Connection, owner: int, part: str) -> list[Item]:
+def _items(database: sqlite3.Connection, record_number: int, part: str) -> list[Item]:
+    """The items of a record, oldest first. part: "input" or "output"."""
     select = "SELECT body FROM items WHERE owner = ? AND part = ? ORDER BY number"
-    return [_unpacked(body) for (body,) in database.execute(select, (owner, part))]
+    return [_unpacked(body) for (body,) in database.execute(select, (record_number, part))]
 
 
-def _add_items(database: sqlite3.Connection, owner: int, part: str, items: Sequence[Item]) -> None:
-    rows = [(owner, part, item["id"], _packed(item)) for item in items]
+def _add_items(
+    database: sqlite3.Connection, record_number: int, part: str, items: Sequence[Item]
+) -> None:
+    """Add items to a record. part: "input" or "output"."""
+    rows = [(record_number, part, item["id"], _packed(item)) for item in items]
     database.executemany("INSERT INTO items (owner, part, id, body) VALUES (?, ?, ?, ?)", rows)
 
 

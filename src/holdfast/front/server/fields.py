@@ -344,7 +344,7 @@ def checked_definitions(
             raise invalid_field(
                 f"{tool_field}.name", "more than one tool has this name", shown=f": {name!r}"
             )
-        nesting = nesting_of(function.get("parameters"), most_parts=most_parts)
+        nesting = nesting_of(function.get("parameters"), max_parts=most_parts)
         if nesting.levels > _DEEPEST_SCHEMA:
             raise invalid_field(
                 f"{tool_field}.{schema}", f"must have at most {_DEEPEST_SCHEMA} levels"
