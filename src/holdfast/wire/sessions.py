@@ -12,7 +12,7 @@ import msgspec
 from holdfast.errors import SessionFailure
 
 LONGEST_SESSION_ID = 256
-# the limits of metadata in OpenAI's API
+# those of OpenAI's API
 MOST_METADATA_PAIRS = 16
 LONGEST_METADATA_KEY = 64
 LONGEST_METADATA_VALUE = 512
@@ -161,6 +161,7 @@ def is_valid_ttl(seconds: float | None) -> bool:
 
 
 def _is_text(text: str) -> bool:
+    """Whether the text has no lone surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

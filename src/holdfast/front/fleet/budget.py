@@ -76,6 +76,8 @@ def idle_until(model: Candidate) -> float:
 
 
 class _Decision:
+    """One decision in progress: the models chosen so far."""
+
     def __init__(self, models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> None:
         self._models = models
         self._limits = limits
@@ -118,6 +120,7 @@ class _Decision:
         )
 
     def _unload_if_idle(self, model: Candidate) -> None:
+        """Unload an unused model whose idle time is over; otherwise check again when it ends."""
         ends_at = idle_until(model)
         if ends_at <= self._now:
             self._unload.append(model)
@@ -125,7 +128,7 @@ class _Decision:
             self._next_check_at = min(self._next_check_at, ends_at)
 
     def _load_or_make_room(self, model: Candidate) -> bool:
-        """Load a model, or make room for it. Returns False if neither is possible yet."""
+        """Load a waiting model, or make room for it. Returns False if neither is possible yet."""
         occupied = [other for other in self._models if other.phase != "unloaded"]
         if _fits(model, [*occupied, *self._load, *self._reserved], self._limits):
             self._load.append(model)
@@ -192,12 +195,15 @@ class _Decision:
         return _fits(model, [*staying, *self._load, *self._reserved], self._limits)
 
     def _stays(self, model: Candidate, *, beside: Candidate) -> bool:
-        # a stopping model gets its place back before others only if it was requested first
+        """Whether a model takes up room when `beside` is loaded. A stopping model does if a request
+        for it arrived first: it will be loaded again before.
+        """
         if model.phase == "stopping":
             return _arrival_number(model) < _arrival_number(beside)
         return model.phase != "unloaded" and not self._is_leaving(model)
 
     def _is_leaving(self, model: Candidate) -> bool:
+        """Whether the model is already chosen to be unloaded or drained."""
         return model in self._unload or model in self._drain
 
     def _check_again_when_turns_end(self) -> None:
@@ -208,10 +214,12 @@ class _Decision:
 
 
 def _arrival_number(model: Candidate) -> float:
+    """The arrival number of the first waiting request; infinite if none waits."""
     return math.inf if model.waiting_since is None else model.waiting_since
 
 
 def _is_unused(model: Candidate) -> bool:
+    """Whether the model may be unloaded after its idle time."""
     return (
         model.phase == "ready"
         and not model.leases

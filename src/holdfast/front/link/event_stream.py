@@ -46,10 +46,11 @@ RequestEvent = Accepted | Rejected | PromptRead | Started | TokensGenerated | Fi
 Question: TypeAlias = SessionCommand | ImageCommand
 """A command that a worker answers with one `Answer` of the same call id."""
 Answer: TypeAlias = SessionAnswer | ImageAnswer
+# unread: too many events are unread. reader: the consumer called `pause`
 _PauseReason: TypeAlias = Literal["unread", "reader"]
 
 _TOKEN_BYTES = 256  # memory of a token in an event; about the same as JSON and as Python objects
-_RIVAL_BYTES = 100  # memory of each log-probability of a token
+_LOGPROB_BYTES = 100  # memory of each log-probability of a token
 
 
 class WorkerClient(Protocol):
@@ -130,14 +131,14 @@ class EventStream:
         self._events: deque[RequestEvent] = deque()
         # completes when events come; set while the consumer waits
         self._waiter: asyncio.Future[None] | None = None
-        self._over = False  # no more events will come
+        self._is_over = False  # no more events will come
 
     def __aiter__(self) -> EventStream:
         return self
 
     async def __anext__(self) -> RequestEvent:
         while not self._events:
-            if self._over:
+            if self._is_over:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -156,15 +157,15 @@ class EventStream:
     async def aclose(self) -> None:
         """Stop listening, and cancel the request unless it has finished."""
         self._events.clear()
-        if not self._over:
-            self._over = True
+        if not self._is_over:
+            self._is_over = True
             self._control(SequenceControl(request_id=self.request_id, action="cancel"))
         self._wake()
 
     @property
     def is_ready(self) -> bool:
         """Whether the stream has an event that is not read yet, or is over."""
-        return bool(self._events) or self._over
+        return bool(self._events) or self._is_over
 
     @property
     def is_paused(self) -> bool:
@@ -187,12 +188,12 @@ class EventStream:
 
         Reasoning tokens that were already generated count towards the new budget.
         """
-        if not self._over:
+        if not self._is_over:
             self._control(ThoughtLimit(request_id=self.request_id, budget=budget))
 
     def push(self, event: RequestEvent) -> None:
         """Add an event from the worker. Only call this on the event loop's thread."""
-        if self._over:
+        if self._is_over:
             return
         if isinstance(event, TokensGenerated):
             self.token_ids += event.token_ids
@@ -202,14 +203,14 @@ class EventStream:
                 # begun
                 return
         else:
-            known = self._deduplicated(event)
-            if known is None:
+            new_event = self._deduplicated(event)
+            if new_event is None:
                 return
-            event = known
+            event = new_event
         self._events.append(event)
         self._wake()
         self._unread_bytes += _size_of(event)
-        if self._unread_bytes > self._most_unread_bytes and not self._over:
+        if self._unread_bytes > self._most_unread_bytes and not self._is_over:
             self._set_pause("unread", is_on=True)
 
     def resume(self) -> None:
@@ -225,7 +226,7 @@ class EventStream:
         """
         if not self.was_accepted:
             self.push(Accepted(request_id=self.request_id))
-        self.push(self._failed(message, is_deadly=is_deadly))
+        self.push(self._failed_event(message, is_deadly=is_deadly))
 
     def _deduplicated(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
         """Return the event for the consumer; None if an earlier worker has already sent the same
@@ -243,12 +244,12 @@ class EventStream:
             timings = msgspec.structs.replace(event.timings, queue_seconds=queue_seconds)
             self.started = msgspec.structs.replace(event, timings=timings)
             return self.started
-        self._over = True
+        self._is_over = True
         if isinstance(event, Finished):
-            return self._merged_end(event) if self.resumptions else event
-        return self._failed(event.message) if self.was_accepted else event
+            return self._merged_finish(event) if self.resumptions else event
+        return self._failed_event(event.message) if self.was_accepted else event
 
-    def _merged_end(self, event: Finished) -> Finished:
+    def _merged_finish(self, event: Finished) -> Finished:
         """The end of an answer that several workers generated, with the cache hits and timings that
         only the first worker knows.
         """
@@ -261,7 +262,8 @@ class EventStream:
             event, memory=self.started.memory, timings=timings, resumptions=self.resumptions
         )
 
-    def _failed(self, message: str, *, is_deadly: bool = False) -> Finished:
+    def _failed_event(self, message: str, *, is_deadly: bool = False) -> Finished:
+        """The end of the request when no worker can send one."""
         return Finished(
             request_id=self.request_id,
             reason=FinishReason.FAILED,
@@ -273,12 +275,15 @@ class EventStream:
         )
 
     def _set_pause(self, reason: _PauseReason, *, is_on: bool) -> None:
+        """Add or remove a reason to pause. The worker is told when the first comes or the last
+        goes.
+        """
         was_paused = self.is_paused
         if is_on:
             self._pauses.add(reason)
         else:
             self._pauses.discard(reason)
-        if not self._over and self.is_paused != was_paused:
+        if not self._is_over and self.is_paused != was_paused:
             action: ControlAction = "pause" if self.is_paused else "resume"
             self._control(SequenceControl(request_id=self.request_id, action=action))
 
@@ -306,9 +311,9 @@ def _size_of(event: RequestEvent) -> int:
     """The approximate memory that an event takes, here and on its way to the client."""
     if not isinstance(event, TokensGenerated | Started):
         return 0
-    rivals = sum(1 + len(scored.top) for scored in event.logprobs)
+    logprobs = sum(1 + len(scored.top) for scored in event.logprobs)
     tokens = len(event.token_ids) if isinstance(event, TokensGenerated) else len(event.logprobs)
-    return tokens * _TOKEN_BYTES + rivals * _RIVAL_BYTES
+    return tokens * _TOKEN_BYTES + logprobs * _LOGPROB_BYTES
 
 
 def refusal(event: Rejected) -> HoldfastError:

@@ -119,7 +119,7 @@ class FirstForms:
             return made
         size = _COPIES_OF_PART * len(marshal.dumps(made.message)) + _ENTRY_BYTES
         made = made._replace(message=KeptPart(made.message))
-        return self._messages.first((exact, depends_on), made, size=size)
+        return self._messages.get_or_put((exact, depends_on), made, size=size)
 
     def beginning(
         self, messages: Sequence[Any], *, depends_on: Hashable, tenant: str
@@ -178,7 +178,7 @@ class FirstForms:
         return None if key is None else self._forms.get(key)
 
     def _first_of(self, key: bytes, form: Any, size: int) -> Any:
-        return self._forms.first(key, form, size=size + _ENTRY_BYTES)
+        return self._forms.get_or_put(key, form, size=size + _ENTRY_BYTES)
 
 
 def _key(*parts: str) -> bytes:
