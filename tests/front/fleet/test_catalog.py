@@ -58,7 +58,7 @@ def test_each_name_is_listed_once(before: list[str], after: list[str]) -> None:
     change = change_between(
         *(Catalog(entries=tuple(map(entry, names))) for names in (before, after))
     )
-    assert (set(change.added), set(change.gone)) == (
+    assert (set(change.added), set(change.removed)) == (
         set(after) - set(before),
         set(before) - set(after),
     )
