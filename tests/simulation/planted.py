@@ -58,7 +58,7 @@ FAULTS: Sequence[Fault] = (
     ),
     _fault(
         "a resumed answer starts over",
-        ("front/link/model_client.py", "    if stream.token_ids:\n", "    if not stream.started:\n"),
+        ("front/link/model_client.py", "    if stream.token_ids:\n", "    if not stream.prefill_finished:\n"),
     ),
     _fault(
         "requests are not sent again after a death",

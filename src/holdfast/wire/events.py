@@ -291,11 +291,11 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float  # since the admission of the request
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prompt is prefilled.
+class PrefillFinished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The prompt is prefilled, and the first token is sampled.
 
-    Sent right before the first token. If no token is generated, it is sent only if the request
-    asked for log-probabilities of the prompt.
+    Sent right before the first `TokensGenerated`. If no token is generated, it is sent only if the
+    request asked for log-probabilities of the prompt.
     """
 
     request_id: RequestId
@@ -450,7 +450,7 @@ Event: TypeAlias = (
     Accepted
     | Rejected
     | PromptRead
-    | Started
+    | PrefillFinished
     | TokensGenerated
     | Finished
     | WorkerReady

@@ -33,16 +33,16 @@ from holdfast.wire.events import (
     Finished,
     FinishReason,
     ModelInfo,
+    PrefillFinished,
     PromptRead,
     Rejected,
-    Started,
     TokensGenerated,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
-RequestEvent = Accepted | Rejected | PromptRead | Started | TokensGenerated | Finished
+RequestEvent = Accepted | Rejected | PromptRead | PrefillFinished | TokensGenerated | Finished
 Question: TypeAlias = SessionCommand | ImageCommand
 """A command that a worker answers with one `Answer` of the same call id."""
 Answer: TypeAlias = SessionAnswer | ImageAnswer
@@ -119,11 +119,13 @@ class EventStream:
         self.prompt_tokens = prompt_tokens
         self.token_ids: list[int] = []  # tokens of the answer, read by the consumer or not
         self.was_accepted = False  # the worker has taken it into its queue
-        self.started: Started | None = None  # None: the prompt is not prefilled yet
+        self.prefill_finished: PrefillFinished | None = (
+            None  # None: the prompt is not prefilled yet
+        )
         self.resumptions = 0  # workers that died while they had the request
         self._pauses: set[_PauseReason] = set()  # reasons for which the sequence is paused now
         self._opened_at = time.monotonic()
-        self._started_at = 0.0  # time of `started`
+        self._first_token_at = 0.0  # time of `prefill_finished`, which comes with the first token
         self._lost_seconds = 0.0  # time spent before the request started, with workers that died
         self._control = control
         self._most_unread_bytes = unread_bytes
@@ -198,7 +200,7 @@ class EventStream:
         if isinstance(event, TokensGenerated):
             self.token_ids += event.token_ids
         elif isinstance(event, PromptRead):
-            if self.started is not None:
+            if self.prefill_finished is not None:
                 # another worker has prefilled the prompt again, for an answer that had already
                 # begun
                 return
@@ -216,7 +218,7 @@ class EventStream:
     def resume(self) -> None:
         """Record that another worker continues the request after the tokens received so far."""
         self.resumptions += 1
-        if self.started is None:
+        if self.prefill_finished is None:
             self._lost_seconds = time.monotonic() - self._opened_at
 
     def fail(self, message: str, *, is_deadly: bool = False) -> None:
@@ -228,7 +230,9 @@ class EventStream:
             self.push(Accepted(request_id=self.request_id))
         self.push(self._failed_event(message, is_deadly=is_deadly))
 
-    def _deduplicated(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
+    def _deduplicated(
+        self, event: Accepted | Rejected | PrefillFinished | Finished
+    ) -> RequestEvent | None:
         """Return the event for the consumer; None if an earlier worker has already sent the same
         event.
         """
@@ -236,14 +240,14 @@ class EventStream:
             is_new = not self.was_accepted
             self.was_accepted = True
             return event if is_new else None
-        if isinstance(event, Started):
-            if self.started is not None:
+        if isinstance(event, PrefillFinished):
+            if self.prefill_finished is not None:
                 return None
-            self._started_at = time.monotonic()
+            self._first_token_at = time.monotonic()
             queue_seconds = event.timings.queue_seconds + self._lost_seconds
             timings = msgspec.structs.replace(event.timings, queue_seconds=queue_seconds)
-            self.started = msgspec.structs.replace(event, timings=timings)
-            return self.started
+            self.prefill_finished = msgspec.structs.replace(event, timings=timings)
+            return self.prefill_finished
         self._is_over = True
         if isinstance(event, Finished):
             return self._merged_finish(event) if self.resumptions else event
@@ -253,13 +257,16 @@ class EventStream:
         """The end of an answer that several workers generated, with the cache hits and timings that
         only the first worker knows.
         """
-        if self.started is None:
+        if self.prefill_finished is None:
             return msgspec.structs.replace(event, resumptions=self.resumptions)
         timings = msgspec.structs.replace(
-            self.started.timings, decode_seconds=time.monotonic() - self._started_at
+            self.prefill_finished.timings, decode_seconds=time.monotonic() - self._first_token_at
         )
         return msgspec.structs.replace(
-            event, memory=self.started.memory, timings=timings, resumptions=self.resumptions
+            event,
+            memory=self.prefill_finished.memory,
+            timings=timings,
+            resumptions=self.resumptions,
         )
 
     def _failed_event(self, message: str, *, is_deadly: bool = False) -> Finished:
@@ -309,7 +316,7 @@ async def wait_for_any(streams: Sequence[EventStream]) -> None:
 
 def _size_of(event: RequestEvent) -> int:
     """The approximate memory that an event takes, here and on its way to the client."""
-    if not isinstance(event, TokensGenerated | Started):
+    if not isinstance(event, TokensGenerated | PrefillFinished):
         return 0
     logprobs = sum(1 + len(scored.top) for scored in event.logprobs)
     tokens = len(event.token_ids) if isinstance(event, TokensGenerated) else len(event.logprobs)

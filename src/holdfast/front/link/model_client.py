@@ -36,8 +36,8 @@ from holdfast.wire.events import (
     Finished,
     FinishReason,
     ModelInfo,
+    PrefillFinished,
     Rejected,
-    Started,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId, ServiceClass, TokenIds, common_tokens
@@ -221,7 +221,7 @@ class ModelClient:
                 self._has_ended_any |= (
                     isinstance(event, Finished) and not open_request.request.is_idle_work
                 )
-            if isinstance(event, Started | Finished):
+            if isinstance(event, PrefillFinished | Finished):
                 self._remember_read_ahead(open_request.request, event)
             open_request.stream.push(event)
         if self._isolation.alone is not None:
@@ -306,7 +306,9 @@ class ModelClient:
         self._end_reason = message
         self.end_all(message)
 
-    def _remember_read_ahead(self, request: SequenceRequest, event: Started | Finished) -> None:
+    def _remember_read_ahead(
+        self, request: SequenceRequest, event: PrefillFinished | Finished
+    ) -> None:
         """Remember a prompt that was prefilled in advance, until a request shares its tokens."""
         token_ids = request.prompt_token_ids
         if not request.is_idle_work:
