@@ -15,15 +15,15 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 from holdfast.config_sources import (
     FREE,
-    Given,
     Limits,
+    RawValue,
     SettingSpec,
     convert,
     describe,
-    given_by_file,
-    given_by_flags,
-    given_by_variables,
     spec_of,
+    values_in_file,
+    values_in_flags,
+    values_in_variables,
 )
 from holdfast.errors import ConfigError
 
@@ -720,22 +720,22 @@ def load_settings(
     absent. Raises ConfigError, which names the key, value, allowed values and source.
     """
     specs = all_specs()
-    given_values: dict[str, Given] = {}
+    raw_values: dict[str, RawValue] = {}
     if file is not None:
-        given_values.update(given_by_file(specs, file))
-    given_values.update(given_by_variables(specs, environ))
-    given_values.update(given_by_flags(specs, flags))
+        raw_values.update(values_in_file(specs, file))
+    raw_values.update(values_in_variables(specs, environ))
+    raw_values.update(values_in_flags(specs, flags))
     values: dict[str, dict[str, Any]] = {section: {} for section in _sections()}
-    for key, given_value in given_values.items():
+    for key, raw_value in raw_values.items():
         section, _, name = key.partition(".")
-        values[section][name] = convert(specs[key], given_value)
+        values[section][name] = convert(specs[key], raw_value)
     settings = Settings(
         **{
             section: section_type(**values[section])
             for section, section_type in _sections().items()
         }
     )
-    origins = {key: given_values[key].origin if key in given_values else "default" for key in specs}
+    origins = {key: raw_values[key].origin if key in raw_values else "default" for key in specs}
     _check_combinations(settings, origins)
     return EffectiveSettings(
         settings=settings, origins=origins, file=file, environ=environ, flags=flags

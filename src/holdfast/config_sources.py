@@ -85,12 +85,12 @@ class SettingSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class RawValue:
     """A value of a setting, not converted yet, from one source: a file, a variable or a flag."""
 
     value: object
     origin: str
-    place: str = ""  # the origin and, for a file, the line; for messages
+    location: str = ""  # the origin and, for a file, the line; for messages
 
 
 def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, Any]) -> SettingSpec:
@@ -199,20 +199,20 @@ def allowed(spec: SettingSpec) -> str:
     return nouns[spec.kind] + spec.limits.in_words() + word_choices
 
 
-def convert(spec: SettingSpec, given: Given) -> Any:
+def convert(spec: SettingSpec, raw: RawValue) -> Any:
     """Convert a value to the setting's type, and check its limits. Raises ConfigError."""
-    if (spec.auto and given.value == "auto") or (spec.never and given.value == "never"):
+    if (spec.auto and raw.value == "auto") or (spec.never and raw.value == "never"):
         return None
-    if spec.off and given.value == "off":
+    if spec.off and raw.value == "off":
         return 0
     try:
-        value = _value_of_kind(spec, given.value)
+        value = _value_of_kind(spec, raw.value)
     except (ValueError, TypeError, OverflowError):
         value = None
     if value is None or not (spec.limits is FREE or spec.limits.contains(value)):
-        shown = "the given value" if spec.secret else _as_written(given.value)
+        shown_value = "the given value" if spec.secret else _as_written(raw.value)
         raise ConfigError(
-            f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: "
+            f"{spec.key} = {shown_value} is not allowed ({raw.location or raw.origin}); allowed: "
             f"{allowed(spec)}"
         )
     return value
@@ -283,7 +283,7 @@ def _list(value: object) -> tuple[str, ...] | None:
     return None
 
 
-def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Given]:
+def values_in_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, RawValue]:
     """Return the values in a TOML file, by key of the setting.
 
     Raises ConfigError if the file is unreadable or has an unknown key.
@@ -301,28 +301,28 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
     sections = tuple(dict.fromkeys(key.partition(".")[0] for key in specs))
     given_values = {}
     for section, table in tables.items():
-        place = _origin_with_line(text, origin, section=section)
+        location = _origin_with_line(text, origin, section=section)
         if section not in sections:
             raise ConfigError(
-                f"unknown section [{section}] ({place}){did_you_mean(section, sections)}; "
+                f"unknown section [{section}] ({location}){did_you_mean(section, sections)}; "
                 f"sections: {', '.join(sections)}"
             )
         if not isinstance(table, dict):
             raise ConfigError(
-                f"{section} is a section: write [{section}] and its settings below ({place})"
+                f"{section} is a section: write [{section}] and its settings below ({location})"
             )
         for name, value in table.items():
             key = f"{section}.{name}"
-            place = _origin_with_line(text, origin, section=section, name=name)
+            location = _origin_with_line(text, origin, section=section, name=name)
             if key not in specs:
-                raise _unknown_name("setting", key, place, specs)
-            given_values[key] = Given(value=value, origin=origin, place=place)
+                raise _unknown_name("setting", key, location, specs)
+            given_values[key] = RawValue(value=value, origin=origin, location=location)
     return given_values
 
 
-def given_by_variables(
+def values_in_variables(
     specs: Mapping[str, SettingSpec], environ: Mapping[str, str]
-) -> dict[str, Given]:
+) -> dict[str, RawValue]:
     """Return the values of the variables HOLDFAST_…, by key of the setting.
 
     Raises ConfigError for an unknown variable.
@@ -334,13 +334,15 @@ def given_by_variables(
             continue
         if variable not in key_of_variable:
             raise _unknown_name("variable", variable, "environment", key_of_variable)
-        given_values[key_of_variable[variable]] = Given(value=value, origin=f"variable {variable}")
+        given_values[key_of_variable[variable]] = RawValue(
+            value=value, origin=f"variable {variable}"
+        )
     return given_values
 
 
-def given_by_flags(
+def values_in_flags(
     specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
-) -> dict[str, Given]:
+) -> dict[str, RawValue]:
     """Return the values of the given flags, by key of the setting.
 
     flags: key → value; None for a flag that is absent. Raises ConfigError for an unknown key.
@@ -351,14 +353,14 @@ def given_by_flags(
             continue
         if key not in specs:
             raise _unknown_name("setting", key, "flag --set", specs)
-        given_values[key] = Given(value=value, origin=specs[key].flag_origin)
+        given_values[key] = RawValue(value=value, origin=specs[key].flag_origin)
     return given_values
 
 
-def _unknown_name(noun: str, name: str, place: str, known_names: Iterable[str]) -> ConfigError:
+def _unknown_name(noun: str, name: str, location: str, known_names: Iterable[str]) -> ConfigError:
     """The error for an unknown setting or variable."""
     return ConfigError(
-        f"unknown {noun} {name} ({place}){did_you_mean(name, known_names)}; `holdfast config` lists all "
+        f"unknown {noun} {name} ({location}){did_you_mean(name, known_names)}; `holdfast config` lists all "
         "settings"
     )
 

@@ -444,9 +444,9 @@ class ChatSession:
 
     def _attach_named_images(self, text: str) -> str:
         """Attach the image files whose paths are in a message. Returns the rest of the message."""
-        taken = take_images(text)
-        self._attach_files(taken.images)
-        return taken.text
+        images_taken = take_images(text)
+        self._attach_files(images_taken.images)
+        return images_taken.text
 
     def _attach_files(self, paths: Iterable[Path]) -> None:
         """Attach image files; if one cannot be read, say so and skip the rest."""
@@ -541,8 +541,8 @@ class ChatSession:
 
     def _run_command(self, text: str) -> None:
         """Carry out a command, which begins with a slash."""
-        command, *rest = text.split(maxsplit=1)
-        argument = "".join(rest)
+        command, *arguments = text.split(maxsplit=1)
+        argument = "".join(arguments)
         match command:
             case "/reset":
                 self._reset()
@@ -560,8 +560,8 @@ class ChatSession:
             case "/help":
                 self._say(HELP)
             case _:
-                near = difflib.get_close_matches(command, _COMMANDS, n=1)
-                hint = f" did you mean {near[0]}?" if near else ""
+                similar_commands = difflib.get_close_matches(command, _COMMANDS, n=1)
+                hint = f" did you mean {similar_commands[0]}?" if similar_commands else ""
                 self._say(f"there is no command {command};{hint} /help lists the commands")
 
     def _reset(self) -> None:
@@ -916,15 +916,15 @@ def _wait_until_ready(
 def _last_error(log: IO[bytes]) -> str:
     """The error line of a server that has exited; if there is none, the server's last line."""
     log.seek(0)
-    last = ""
+    last_line = ""
     last_error = ""
     for line in log.read().decode(errors="replace").splitlines():
-        last = line.strip() or last
+        last_line = line.strip() or last_line
         if line.startswith("holdfast: "):
             last_error = line.removeprefix("holdfast: ")
         # for log.format json
         last_error = json_object(line).get("message") or last_error
-    return last_error or last
+    return last_error or last_line
 
 
 def _stop_server(server: subprocess.Popen[bytes]) -> None:

@@ -157,8 +157,8 @@ def _agent_arguments(arguments: Sequence[str]) -> Sequence[str]:
 def _list_agents() -> None:
     """Print all agents, and where each is installed or how to install it."""
     for name, agent in AGENTS.items():
-        place = shutil.which(agent.program) or f"not installed: {agent.install}"
-        typer.echo(f"{name:<10}{agent.title:<13}{place}")
+        location = shutil.which(agent.program) or f"not installed: {agent.install}"
+        typer.echo(f"{name:<10}{agent.title:<13}{location}")
     typer.echo("\nholdfast launch NAME starts one. For other clients see docs/guides/clients.md")
 
 
@@ -261,13 +261,13 @@ def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bo
 
     The command that the agent itself prints refers to deleted files.
     """
-    words = ["holdfast launch"]
+    command_words = ["holdfast launch"]
     for option, value in options.items():
         if value:
-            words += [option, shlex.quote(value)]
+            command_words += [option, shlex.quote(value)]
     if allow_demo:
-        words.append("--allow-demo")
-    command = " ".join([*words, name])
+        command_words.append("--allow-demo")
+    command = " ".join([*command_words, name])
     commands = [f"{command} {resume}" for resume in AGENTS[name].resume]
     return f"to continue this conversation: {' or '.join(commands)}"
 

@@ -166,6 +166,7 @@ def _log_file_of(pid_or_port: int | None) -> Path:
 
 
 def _modified_at(path: Path) -> float:
+    """When the file was last written, in seconds since the epoch."""
     try:
         return path.stat().st_mtime
     except OSError:  # the file was just rotated
@@ -208,6 +209,7 @@ def followed(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _is_rotated(path: Path, file: TextIO) -> bool:
+    """Whether `path` is now another file than the open one."""
     try:
         return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:  # the new file does not exist yet

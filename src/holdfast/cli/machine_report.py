@@ -75,6 +75,7 @@ def _create_report() -> MachineReport:
 
 
 def _recommendations(backend: str, blas: BlasReport, can_compile: bool) -> list[str]:
+    """What the user can install or change so that models run faster."""
     texts = []
     if backend == "cpu" and sys.platform == "linux":
         texts += _blas_recommendations(blas)
@@ -138,6 +139,7 @@ def _measured_gflops(*, blas: bool, threads: int, size: int) -> float:
 
 
 def _main(arguments: list[str]) -> None:
+    """The child process: measure or report, and print the answer as JSON."""
     match arguments:
         case ["gflops", blas, threads, size]:
             answer: object = _measured_gflops(

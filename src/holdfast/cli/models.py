@@ -145,8 +145,8 @@ def pull(
                 on_step=lambda stage, done, total: progress(stage, done / max(total, 1)),
             )
             progress("ready", 1.0)
-        what = f"{count_text(pulled.files, 'file')}, {size_text(pulled.file_bytes)}"
-        typer.echo(f"{source.name}: {what}, as on the Hub, in {pulled.folder}")
+        pulled_text = f"{count_text(pulled.files, 'file')}, {size_text(pulled.file_bytes)}"
+        typer.echo(f"{source.name}: {pulled_text}, as on the Hub, in {pulled.folder}")
         check_loadable(pulled.folder)
 
 
@@ -167,11 +167,13 @@ def remove(
         cache = hub_cache_folder(os.environ)
         removal = removal_of(source.name, cache)
         _check_not_loaded(source.name, _served_models(url, api_key))
-        freed = size_text(removal.expected_freed_size)
+        freed_text = size_text(removal.expected_freed_size)
         if not yes:
-            typer.confirm(f"Remove {source.name} from {cache}? This frees {freed}.", abort=True)
+            typer.confirm(
+                f"Remove {source.name} from {cache}? This frees {freed_text}.", abort=True
+            )
         removal.execute()
-        typer.echo(f"removed {source.name}; {freed} are free again")
+        typer.echo(f"removed {source.name}; {freed_text} are free again")
 
 
 @models.command("info")
@@ -213,8 +215,8 @@ def _any_entry(model: str, settings: Settings) -> tuple[CatalogEntry, Catalog]:
     catalog = _catalog(settings)
     entry = catalog.find(model)
     if entry is None:
-        named = replace(settings, model=replace(settings.model, path=model))
-        catalog = _catalog(named)
+        settings_for_model = replace(settings, model=replace(settings.model, path=model))
+        catalog = _catalog(settings_for_model)
         entry = catalog.entries[0]
     return entry, catalog
 
@@ -361,6 +363,7 @@ def _adapter_bytes(folder: Path) -> int:
 def _print_models(
     rows: list[dict[str, Any]], only_served: list[dict[str, Any]], *, with_state: bool
 ) -> None:
+    """Print the rows of the catalog, with their adapters, and what only the server has."""
     state_column = ["state"] if with_state else []
     table = new_table(
         "name", *state_column, "weights", "aliases", "notes", "from", right=("weights",)
@@ -372,10 +375,15 @@ def _print_models(
         table.add_row(
             row["name"], *state_cell, size, ", ".join(row["aliases"]), _notes(row), origin
         )
-        for adapter, place in row["adapters"].items():
+        for adapter, adapter_folder in row["adapters"].items():
             name = _adapter_id(row["name"], adapter)
             table.add_row(
-                name, *state_cell, size_text(_adapter_bytes(Path(place))), "", "adapter", place
+                name,
+                *state_cell,
+                size_text(_adapter_bytes(Path(adapter_folder))),
+                "",
+                "adapter",
+                adapter_folder,
             )
     for card in only_served:
         notes = "adapter" if card["parent"] else ""

@@ -80,6 +80,7 @@ def performance(
 
 
 def _print_totals(total: Mapping[str, Any]) -> None:
+    """Print the counts and shares of the whole range."""
     speed = total["speed"]
     print_rows(
         [
@@ -95,6 +96,7 @@ def _print_totals(total: Mapping[str, Any]) -> None:
 
 
 def _print_phases(total: Mapping[str, Any]) -> None:
+    """Print how long each phase took."""
     numbers = ("median", "p95", "p99", "mean", "count")
     table = new_table("phase", *numbers, right=numbers)
     for name, title in _PHASES.items():
@@ -106,6 +108,7 @@ def _print_phases(total: Mapping[str, Any]) -> None:
 
 
 def _print_models(models: list[dict[str, Any]]) -> None:
+    """Print a row for each model."""
     typer.echo()
     numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
     table = new_table("model", *numbers, right=numbers)
@@ -115,6 +118,7 @@ def _print_models(models: list[dict[str, Any]]) -> None:
 
 
 def _print_points(points: list[dict[str, Any]], *, has_days: bool) -> None:
+    """Print a row for each part of the range. has_days: whether the times need a date."""
     typer.echo()
     numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
     table = new_table("time", *numbers, right=numbers)

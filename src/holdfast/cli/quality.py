@@ -108,7 +108,7 @@ def quality(
     content = "" if text is None else _text_of(text)
     check_present(settings.model)  # reports a misspelled name before anything is read
     with run_folder(os.environ), load_progress(settings.log) as progress:
-        report = measured(
+        report = measured_quality(
             settings.model,
             forms=forms,
             text=content,
@@ -123,7 +123,7 @@ def quality(
         _print_report(report)
 
 
-def measured(
+def measured_quality(
     settings: ModelSettings,
     *,
     forms: Sequence[QuantizedForm],

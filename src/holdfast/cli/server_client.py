@@ -89,9 +89,11 @@ class KeyRefused(ServerFailed):
     """The server needs an API key, and none or a wrong one was given."""
 
     def __init__(self, url: str, *, has_key: bool) -> None:
-        what = "does not accept this API key; pass the right one" if has_key else "needs an API key"
-        how = "with --api-key KEY, or in the variable HOLDFAST_SERVER_API_KEY"
-        super().__init__(f"{url} {what}{'' if has_key else ': pass it'} {how}")
+        problem = (
+            "does not accept this API key; pass the right one" if has_key else "needs an API key"
+        )
+        remedy = "with --api-key KEY, or in the variable HOLDFAST_SERVER_API_KEY"
+        super().__init__(f"{url} {problem}{'' if has_key else ': pass it'} {remedy}")
 
 
 class NotServed(ServerFailed):
@@ -286,8 +288,8 @@ class ServerClient:
         """Return a model of /v1/models, by default the first one. Raises NotServed."""
         served = {str(model["id"]): model for model in self.models()}
         if name and name not in served:
-            listed = ", ".join(served) or "nothing"
-            raise NotServed(f"{self.url} does not serve {name}; it serves: {listed}")
+            served_ids = ", ".join(served) or "nothing"
+            raise NotServed(f"{self.url} does not serve {name}; it serves: {served_ids}")
         if not served:
             raise NotServed(f"{self.url} serves no model")
         return served[name or next(iter(served))]

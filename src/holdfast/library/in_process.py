@@ -180,6 +180,7 @@ class InProcessClient:
         self._thread.join()
 
     def _run(self, run_worker: Callable[[QueueInbox], object]) -> None:
+        """Run the worker on its thread. When it ends, end all open requests and calls."""
         try:
             run_worker(self._inbox)
         finally:

@@ -282,8 +282,10 @@ class LLM:
         request = embedding_request(inputs, options, is_list=is_list)
         sequences = embedding_sequences(request, self._bundle, info=self._client.info)
         vectors = [
-            array("f", embedding_of(read.finished, dimensions=request.dimensions).vector).tolist()
-            for read in self._run_batch(
+            array(
+                "f", embedding_of(read_prompt.finished, dimensions=request.dimensions).vector
+            ).tolist()
+            for read_prompt in self._run_batch(
                 sequences, partial(self._submit, adapter=adapter), _read_prompt
             )
         ]
@@ -310,11 +312,11 @@ class LLM:
         self,
         requests: Sequence[_Request],
         start: Callable[[_Request], _Stream],
-        read: Callable[[_Stream], _Result],
+        read_result: Callable[[_Stream], _Result],
     ) -> list[_Result]:
         """Return the results in the order of the requests.
 
-        start: sends a request. read: waits for its result. As many requests are sent ahead as the
+        start: sends a request. read_result: waits for its result. As many requests are sent ahead as the
         worker can run and queue.
         """
         most_ahead = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
@@ -324,7 +326,7 @@ class LLM:
             for index in range(len(requests)):
                 while len(streams) < min(len(requests), index + most_ahead):
                     streams.append(start(requests[len(streams)]))
-                results.append(read(streams[index]))
+                results.append(read_result(streams[index]))
         finally:
             for stream in streams:
                 stream.close()
@@ -489,7 +491,9 @@ class TextStream:
         left_out: TruncatedPart | None = None,
         observe: Observe,
     ) -> None:
-        """image_files: closed when the answer has ended."""
+        """choice: turns the events into text, reasoning and tool calls. image_files: closed when the
+        answer has ended. observe: called with each event of the answer, to record its tokens.
+        """
         self._events = events
         self._image_files = image_files
         self._choice = choice
@@ -498,7 +502,7 @@ class TextStream:
         self._left_out = left_out
         self._deltas: list[OutputDelta] = []
         self._finished: ChoiceFinished | None = None
-        self._outputs = self._read()
+        self._outputs = self._read_outputs()
 
     def __iter__(self) -> TextStream:
         return self
@@ -563,7 +567,7 @@ class TextStream:
         self._events.close()
         self._image_files.close()
 
-    def _read(self) -> Iterator[OutputEvent]:
+    def _read_outputs(self) -> Iterator[OutputEvent]:
         """Iterate over the events. Raises the error of a refused request, and GenerationFailed."""
         for event in self._events:
             if isinstance(event, Rejected):

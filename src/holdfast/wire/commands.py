@@ -255,11 +255,11 @@ def checked_limits(
         )
     lowest_step_tokens = max(settings.min_chunk_tokens, max_running)
     if not lowest_step_tokens <= step_tokens <= MOST_STEP_TOKENS:
-        why = (
+        causes = (
             f"max_running = {max_running}, scheduler.min_chunk_tokens = {settings.min_chunk_tokens}"
         )
         message = (
-            f"`step_tokens` must be {lowest_step_tokens:,} to {MOST_STEP_TOKENS:,} tokens ({why}), got "
+            f"`step_tokens` must be {lowest_step_tokens:,} to {MOST_STEP_TOKENS:,} tokens ({causes}), got "
             f"{step_tokens:,}"
         )
         raise InvalidRequest(message, field="step_tokens")

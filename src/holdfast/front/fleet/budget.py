@@ -134,13 +134,13 @@ class _Decision:
             self._load.append(model)
             return True
         idle, busy = self._eviction_candidates()
-        chosen = self._fewest_victims(model, [*idle, *busy])
-        if chosen is None:
+        victims = self._fewest_victims(model, [*idle, *busy])
+        if victims is None:
             self._check_again_when_turns_end()
             return False
-        self._makes_room |= {victim.name: model.name for victim in chosen}
-        self._unload += [victim for victim in chosen if victim in idle]
-        self._drain += [victim for victim in chosen if victim in busy]
+        self._makes_room |= {victim.name: model.name for victim in victims}
+        self._unload += [victim for victim in victims if victim in idle]
+        self._drain += [victim for victim in victims if victim in busy]
         self._reserved.append(model)
         return True
 
@@ -165,23 +165,23 @@ class _Decision:
         return idle, sorted(past_their_turn, key=lambda model: model.ready_at)
 
     def _fewest_victims(
-        self, model: Candidate, victims: Sequence[Candidate]
+        self, model: Candidate, candidates: Sequence[Candidate]
     ) -> list[Candidate] | None:
-        """Choose a minimal set of victims that makes enough room for a model.
+        """Choose a minimal set of candidates that makes enough room for a model.
 
-        Earlier victims are preferred. Returns None if even all victims do not make enough room.
+        Earlier candidates are preferred. Returns None if even all of them do not make enough room.
         """
-        chosen: list[Candidate] = []
-        remaining = iter(victims)
-        while not self._would_fit(model, without=chosen):
+        victims: list[Candidate] = []
+        remaining = iter(candidates)
+        while not self._would_fit(model, without=victims):
             if (victim := next(remaining, None)) is None:
                 return None
-            chosen.append(victim)
-        for victim in reversed(chosen):
-            fewer = [other for other in chosen if other is not victim]
+            victims.append(victim)
+        for victim in reversed(victims):
+            fewer = [other for other in victims if other is not victim]
             if self._would_fit(model, without=fewer):
-                chosen = fewer
-        return chosen
+                victims = fewer
+        return victims
 
     def _would_fit(self, model: Candidate, *, without: Sequence[Candidate]) -> bool:
         """Whether a model will fit once the models in `without`, and all those that are already to
@@ -207,6 +207,7 @@ class _Decision:
         return model in self._unload or model in self._drain
 
     def _check_again_when_turns_end(self) -> None:
+        """Check again when a model that is in use may be drained."""
         for model in self._models:
             ends_at = model.ready_at + self._limits.turn_seconds
             if model.phase == "ready" and not model.is_pinned and ends_at > self._now:

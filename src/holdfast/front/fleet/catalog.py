@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import ModelSettings, Settings, all_specs, config_folders
-from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
+from holdfast.config_sources import RawValue, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
 from holdfast.files import read_text
 from holdfast.front.request import RESERVED_TEMPLATE_ARGUMENTS
@@ -266,15 +266,15 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
         from_file = read_catalog_file(catalog_file, without_adapters)
     entries = from_file.entries
     if settings.model.path:
-        chosen = from_file.find(settings.model.path)
-        if chosen is None:
-            chosen = _entry_outside_file(from_file, settings, environ)
+        named_entry = from_file.find(settings.model.path)
+        if named_entry is None:
+            named_entry = _entry_outside_file(from_file, settings, environ)
             if not settings.catalog.file:
-                check_speculation(chosen.model)
-                return Catalog(entries=(chosen,), at_start=(chosen.name,))
+                check_speculation(named_entry.model)
+                return Catalog(entries=(named_entry,), at_start=(named_entry.name,))
         elif adapters:
-            chosen = replace(chosen, model=replace(chosen.model, adapters=adapters))
-        entries = (chosen, *(entry for entry in entries if entry.name != chosen.name))
+            named_entry = replace(named_entry, model=replace(named_entry.model, adapters=adapters))
+        entries = (named_entry, *(entry for entry in entries if entry.name != named_entry.name))
     entries, unusable = _with_found_models(_with_hub_id_aliases(entries), without_adapters, environ)
     entries, lacking_draft = _without_missing_drafts(entries, settings)
     if not entries:
@@ -370,7 +370,7 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     _check_keys(name, table)
     specs = _key_specs()
     values = {
-        key: convert(specs[key], Given(value=value, origin=FILE_NAME))
+        key: convert(specs[key], RawValue(value=value, origin=FILE_NAME))
         for key, value in table.items()
         if key in specs
     }
@@ -567,8 +567,8 @@ def _entry_outside_file(
             )
     if not (os.path.exists(name) or settings.model.revision):
         watched = replace(settings, catalog=replace(settings.catalog, hub_cache=False))
-        found, _ = _with_found_models((), watched, environ)
-        if (entry := Catalog(entries=found).find(name)) is not None:
+        found_entries, _ = _with_found_models((), watched, environ)
+        if (entry := Catalog(entries=found_entries).find(name)) is not None:
             model = replace(entry.model, name=settings.model.name or name)
             settings = replace(settings, model=model)
     try:
@@ -707,6 +707,7 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _is_model_folder(folder: Path) -> bool:
+    """Whether the folder has a file of a model; false if it cannot be read."""
     try:
         return any(name.endswith(_MODEL_FILE_ENDINGS) for name in os.listdir(folder))
     except OSError:

@@ -200,12 +200,12 @@ class WorkerProcess:
 
     async def _watch_exit(self) -> None:
         """Remove the temporary files after the exit, and fail what waits for the worker."""
-        code = await self._process.wait()
-        if code == 0:
+        exit_code = await self._process.wait()
+        if exit_code == 0:
             self._temporaries.keep_compiled()
         self._temporaries.remove()
         self.link.fail(
-            f"the worker process of the model died ({describe_exit(code)}); please try again"
+            f"the worker process of the model died ({describe_exit(exit_code)}); please try again"
         )
 
     async def _watch(self, interval_seconds: float) -> None:
@@ -237,6 +237,7 @@ class WorkerProcess:
             )
 
     def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it still runs."""
         # Not asyncio's send_signal: it may reap the child without the event loop's knowledge, which
         # loses the exit code.
         if self.is_alive:
@@ -323,6 +324,7 @@ class Watchdog:
             ran_seconds += poll_ran_seconds
             if seconds >= limit:
                 break
+        # a process that uses less than LEAST_SHARE of a core only waits
         if seconds >= limit and ran_seconds < LEAST_SHARE * seconds:
             return f"has sent no heartbeat and made no progress for {seconds:.0f} s"
         # while loading, `model.startup_seconds` limits it
@@ -341,14 +343,14 @@ class Watchdog:
         return f"has been in the same step for {heartbeat.lasting_seconds:.0f} s"
 
 
-def describe_exit(code: int) -> str:
+def describe_exit(exit_code: int) -> str:
     """Describe an exit code in words. A negative code is a signal."""
-    if code >= 0:
-        return f"exit code {code}"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
     try:
-        return f"signal {signal.Signals(-code).name}"
+        return f"signal {signal.Signals(-exit_code).name}"
     except ValueError:
-        return f"signal {-code}"
+        return f"signal {-exit_code}"
 
 
 def _environment(model: ModelSettings) -> dict[str, str]:

@@ -152,7 +152,7 @@ class Residency:
         self._is_rebalancing = False  # `_rebalance` is running and must not start again
         self._has_stopped = False
         self._meter = meter or MemoryMeter()
-        self.memory = MemoryWatch()
+        self.memory = MemoryWatch()  # memory pressure of all workers together
         self._watch_failure = ""  # the last one, until the watch has succeeded again
 
     @property
@@ -593,7 +593,7 @@ class Residency:
         if HAS_UNIFIED_MEMORY:
             taken_bytes = [each.fixed_bytes for each in (slot, *others)]
             device_bytes = self._device_memory_bytes()
-            state_bytes = None  # the size of the working set is not known yet
+            state_bytes = None  # no worker has reported the size of the GPU's memory yet
             if device_bytes:
                 state_bytes = memory_plan.state_bytes(device_bytes, taken_bytes=taken_bytes)
             return MemoryShare(
@@ -702,6 +702,7 @@ class Residency:
     # -- status
 
     def _status(self, slot: ModelSlot) -> ModelStatus:
+        """The status of one model, for lists and answers."""
         figures = slot.statistics
         ends_at = idle_until(slot.candidate())
         idle_seconds_left = None

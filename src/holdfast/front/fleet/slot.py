@@ -292,7 +292,9 @@ class ModelSlot:
         self._refusal = None
         self.loads += 1
         self._loaded = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._run(), name=f"worker of {self.entry.name}")
+        self._task = asyncio.create_task(
+            self._supervise_worker(), name=f"worker of {self.entry.name}"
+        )
         self._task.add_done_callback(self._on_task_end)
         self._enter(State.LOADING)
 
@@ -490,9 +492,11 @@ class ModelSlot:
             if is_step_tokens_set
             else max(known_step_tokens, new_max_running, current.min_chunk_tokens)
         )
-        changed = checked_limits(current, max_running=new_max_running, step_tokens=new_step_tokens)
+        new_scheduler = checked_limits(
+            current, max_running=new_max_running, step_tokens=new_step_tokens
+        )
         self._scheduler = replace(
-            changed, step_tokens=new_step_tokens if is_step_tokens_set else None
+            new_scheduler, step_tokens=new_step_tokens if is_step_tokens_set else None
         )
         self._settings = msgspec.structs.replace(self._settings, scheduler=self._scheduler)
         limits = SchedulerLimits(
@@ -526,7 +530,7 @@ class ModelSlot:
         if (client := self.client) is not None:
             client.worker.send(MemoryPressure(pressure=pressure))
 
-    async def _run(self) -> NoReturn:
+    async def _supervise_worker(self) -> NoReturn:
         """Start the worker, and replace it whenever it ends, until `begin_unload` cancels this task.
 
         Raises HoldfastError or OSError if the model cannot be served.
@@ -543,10 +547,10 @@ class ModelSlot:
         await self._launch(self._client)
         try:
             while True:
-                end = await self._serve(self._client)
+                end = await self._serve_until_end(self._client)
                 failed_starts = failed_starts + 1 if end.served_seconds is None else 0
                 message = end.failure.message
-                if end.failure.fatal_input:
+                if end.failure.fatal_input:  # another worker would fail as well
                     raise end.failure.error
                 if failed_starts >= FAILED_STARTS:
                     if self.state is State.LOADING:
@@ -582,11 +586,12 @@ class ModelSlot:
         self.launched.set()
 
     def _forward_progress(self, progress: LoadProgress) -> None:
+        """Pass a worker's progress on, and keep the share of the weights that it has read."""
         if progress.stage == "reading":
             self.weights_read = progress.fraction
         self._on_progress(self.entry.name, progress)
 
-    async def _serve(self, client: ModelClient) -> _WorkerEnd:
+    async def _serve_until_end(self, client: ModelClient) -> _WorkerEnd:
         """Start a worker unless one exists, and wait until it has ended."""
         if self._process is None:
             try:
@@ -606,13 +611,13 @@ class ModelSlot:
         await process.wait_lost()
         if self.state is State.READY:
             self._enter(State.RESTARTING)
-        code = await process.stop()
+        exit_code = await process.stop()
         self._process = None
-        how = f"ended unexpectedly ({describe_exit(code)})"
+        end_text = f"ended unexpectedly ({describe_exit(exit_code)})"
         if process.hang is not None:
-            how = f"{process.hang} and was killed"
+            end_text = f"{process.hang} and was killed"
         return _WorkerEnd(
-            failure=WorkerFailed(message=f"the worker process {how}", fatal_input=False),
+            failure=WorkerFailed(message=f"the worker process {end_text}", fatal_input=False),
             process=process,
             served_seconds=asyncio.get_running_loop().time() - began_at,
             loss=client.worker_lost(),
@@ -653,7 +658,7 @@ class ModelSlot:
                 process.link.send(MemoryChange(state_bytes=settings.share.state_bytes))
             # this worker has died; the next one gets the new settings
             with contextlib.suppress(WorkerUnavailable):
-                await process.link.statistics()
+                await process.link.statistics()  # `set_limits` needs the worker's `step_tokens`
                 await self.set_limits()
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(None)

@@ -96,7 +96,7 @@ class ModelClient:
         """
         self._unread_bytes = unread_bytes
         self._on_info = on_info
-        self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
+        self._open_requests: dict[RequestId, _OpenRequest] = {}  # oldest first
         # how many requests with this id were cancelled that the worker has not ended yet
         self._cancelled: Counter[RequestId] = Counter()
         self._open_commands: dict[str, _OpenCommand] = {}  # by call id, oldest first
@@ -129,7 +129,7 @@ class ModelClient:
     @property
     def open_streams(self) -> int:
         """The number of requests that have not ended."""
-        return len(self._open)
+        return len(self._open_requests)
 
     @property
     def worker(self) -> WorkerLink:
@@ -148,7 +148,7 @@ class ModelClient:
         """
         if self._end_reason:
             raise WorkerUnavailable(self._end_reason)
-        if request.request_id in self._open:
+        if request.request_id in self._open_requests:
             raise ValueError(f"request id {request.request_id!r} is in use")
         stream = EventStream(
             request.request_id,
@@ -164,7 +164,7 @@ class ModelClient:
                 is_deadly=True,
             )
             return stream
-        open_request = self._open[request.request_id] = _OpenRequest(request, stream)
+        open_request = self._open_requests[request.request_id] = _OpenRequest(request, stream)
         if not self._isolation.is_over:
             self._send_requests()
         elif self._worker is not None and self._worker.is_open:
@@ -178,6 +178,7 @@ class ModelClient:
     async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def call(self, command: Question) -> Answer:
+        """Send a command, and once more if the worker dies; see `WorkerClient`."""
         if self._end_reason:
             raise WorkerUnavailable(self._end_reason)
         open_command = _OpenCommand(command, asyncio.get_running_loop().create_future())
@@ -195,7 +196,7 @@ class ModelClient:
         it, even on another worker.
         """
         session_key = (command.session_id, command.tenant, command.adapter)
-        for open_request in self._open.values():
+        for open_request in self._open_requests.values():
             request = open_request.request
             if (request.session_id, request.tenant, request.adapter) == session_key:
                 open_request.request = request.without_session(forget=command.forget)
@@ -213,11 +214,11 @@ class ModelClient:
                 if isinstance(event, Finished | Rejected):
                     self._cancelled -= Counter((event.request_id,))
                 continue
-            open_request = self._open.get(event.request_id)
+            open_request = self._open_requests.get(event.request_id)
             if open_request is None:
                 continue
             if isinstance(event, Finished | Rejected):
-                del self._open[event.request_id]
+                del self._open_requests[event.request_id]
                 self._has_ended_any |= (
                     isinstance(event, Finished) and not open_request.request.is_idle_work
                 )
@@ -234,7 +235,9 @@ class ModelClient:
         """
         self._worker = worker
         self._use_info(info)
-        resumed = sum(open_request.stream.was_accepted for open_request in self._open.values())
+        resumed = sum(
+            open_request.stream.was_accepted for open_request in self._open_requests.values()
+        )
         for run in self._read_ahead:
             worker.send(run)
         self._send_requests()
@@ -250,14 +253,16 @@ class ModelClient:
         self._worker = None
         self._cancelled.clear()
         # not sent again: no client waits for it, and it may have killed the worker
-        for open_request in [each for each in self._open.values() if each.request.is_idle_work]:
-            del self._open[open_request.request.request_id]
+        for open_request in [
+            each for each in self._open_requests.values() if each.request.is_idle_work
+        ]:
+            del self._open_requests[open_request.request.request_id]
             open_request.stream.fail(
                 "the worker process died while it prefilled this prompt in advance"
             )
         self._reclaim_commands()
         sent_requests = [
-            open_request for open_request in self._open.values() if open_request.is_sent
+            open_request for open_request in self._open_requests.values() if open_request.is_sent
         ]
         had_progress = self._has_ended_any or any(
             open_request.new_tokens for open_request in sent_requests
@@ -268,7 +273,7 @@ class ModelClient:
                 for open_request in sent_requests
                 if open_request.may_be_running
             },
-            open_requests=self._open.keys(),
+            open_requests=self._open_requests.keys(),
         )
         for open_request in sent_requests:
             open_request.is_sent = open_request.is_paused_for_trial = False
@@ -290,9 +295,9 @@ class ModelClient:
 
         Ends each open stream with FAILED, and each command with WorkerUnavailable.
         """
-        requests = tuple(self._open.values())
+        requests = tuple(self._open_requests.values())
         commands = tuple(self._open_commands.values())
-        self._open.clear()
+        self._open_requests.clear()
         self._open_commands.clear()
         self._isolation = Isolation()
         for open_request in requests:
@@ -317,7 +322,7 @@ class ModelClient:
                     run.token_ids.packed, token_ids.packed
                 ) > run.start:
                     self._read_ahead.remove(run)
-        elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
+        elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:  # not cancelled
             start = event.memory.cached_tokens
             self._read_ahead.append(
                 ReadAheadRun(
@@ -348,7 +353,7 @@ class ModelClient:
 
     def _refuse_deadly(self, request_id: RequestId) -> None:
         """Fail a request that killed workers, and refuse the same request from now on."""
-        open_request = self._open.pop(request_id)
+        open_request = self._open_requests.pop(request_id)
         deaths = open_request.stream.resumptions + 1
         open_request.stream.fail(
             f"the worker process of the model died {deaths} times while it had this request, the "
@@ -359,8 +364,10 @@ class ModelClient:
         while len(self._refused_digests) >= MOST_REMEMBERED:
             del self._refused_digests[next(iter(self._refused_digests))]
         self._refused_digests[_digest(open_request.request)] = self._clock()
-        for other in [each for each in self._open.values() if self._is_deadly(each.request)]:
-            del self._open[other.request.request_id]  # the same request, sent concurrently
+        for other in [
+            each for each in self._open_requests.values() if self._is_deadly(each.request)
+        ]:
+            del self._open_requests[other.request.request_id]  # the same request, sent concurrently
             other.stream.fail(
                 "another request with the same prompt killed the worker process of the model",
                 is_deadly=True,
@@ -372,7 +379,9 @@ class ModelClient:
             return False
         oldest = self._clock() - REMEMBERED_SECONDS
         self._refused_digests = {
-            each: at for each, at in self._refused_digests.items() if at > oldest
+            digest: refused_at
+            for digest, refused_at in self._refused_digests.items()
+            if refused_at > oldest
         }
         return _digest(request) in self._refused_digests
 
@@ -388,7 +397,7 @@ class ModelClient:
         if not self._isolation.is_over:
             readable = [
                 request_id
-                for request_id, open_request in self._open.items()
+                for request_id, open_request in self._open_requests.items()
                 if not open_request.stream.is_paused
             ]
             trial_id = self._isolation.start_next_trial(readable)
@@ -398,10 +407,10 @@ class ModelClient:
                 return request_id == trial_id
             return not self._isolation.is_untried(request_id)
 
-        for request_id, open_request in self._open.items():
+        for request_id, open_request in self._open_requests.items():
             if not may_run(request_id):
                 _pause_for_trial(open_request, worker)
-        for request_id, open_request in self._open.items():
+        for request_id, open_request in self._open_requests.items():
             if may_run(request_id):
                 _send_or_resume(open_request, worker)
         self._send_commands()
@@ -410,7 +419,7 @@ class ModelClient:
         """Let other requests run once the request that runs alone has generated enough tokens, has
         ended, or is not read.
         """
-        open_request = self._open.get(request_id)
+        open_request = self._open_requests.get(request_id)
         if open_request is None or open_request.new_tokens >= self._isolation.tokens_to_pass:
             self._isolation.trial_passed(request_id)
         elif open_request.stream.is_paused:
@@ -421,7 +430,7 @@ class ModelClient:
 
     def _control(self, command: SequenceControl | ThoughtLimit) -> None:
         """Carry out a command from the consumer of a stream."""
-        open_request = self._open.get(command.request_id)
+        open_request = self._open_requests.get(command.request_id)
         if open_request is None:
             return  # the request has ended
         if isinstance(command, ThoughtLimit):  # the next worker needs it too
@@ -434,7 +443,7 @@ class ModelClient:
         request_id = command.request_id
         action = command.action
         if action == "cancel":
-            del self._open[request_id]
+            del self._open_requests[request_id]
             if self._worker is not None and open_request.is_sent:
                 self._cancelled[request_id] += 1
         # the worker already has it paused; `_send_or_resume` resumes it when it may run
@@ -597,17 +606,19 @@ class Isolation:
 
     def __init__(self) -> None:
         self._records: dict[RequestId, _Record] = {}  # of the open requests
-        self._untried: list[RequestId] = []  # suspects that wait for their trial, likeliest first
+        self._untried_suspects: list[
+            RequestId
+        ] = []  # suspects that wait for their trial, likeliest first
         self.alone: RequestId | None = None  # the request that runs alone now
 
     @property
     def is_over(self) -> bool:
         """Whether no request has to run alone, neither now nor later."""
-        return self.alone is None and not self._untried
+        return self.alone is None and not self._untried_suspects
 
     def is_untried(self, request_id: RequestId) -> bool:
         """Whether the request still has to run alone before it may run with others."""
-        return request_id in self._untried
+        return request_id in self._untried_suspects
 
     @property
     def tokens_to_pass(self) -> int:
@@ -627,7 +638,7 @@ class Isolation:
         open_requests: all requests that have not ended; the others are forgotten.
         """
         self._records = {each: self._records.get(each, _Record()) for each in open_requests}
-        self._untried = [each for each in self._untried if each in open_requests]
+        self._untried_suspects = [each for each in self._untried_suspects if each in open_requests]
         for request_id, tokens in generated_tokens.items():
             self._records[request_id].tokens_per_worker.append(tokens)
         alone = self.alone
@@ -635,8 +646,8 @@ class Isolation:
         if alone is not None and alone in generated_tokens:
             return self._died_alone(alone)
         suspects = [each for each in generated_tokens if self._records[each].is_suspect]
-        self._untried = sorted(
-            dict.fromkeys([*self._untried, *suspects]),
+        self._untried_suspects = sorted(
+            dict.fromkeys([*self._untried_suspects, *suspects]),
             key=lambda each: self._records[each].likelihood_order,
         )
         return None
@@ -646,11 +657,11 @@ class Isolation:
         record = self._records[request_id]
         record.deaths_alone += 1
         if record.deaths_alone < DEATHS_ALONE:
-            self._untried.insert(0, request_id)
+            self._untried_suspects.insert(0, request_id)
             return None
         for each in self._records.values():
             each.tokens_per_worker.clear()
-        self._untried.clear()
+        self._untried_suspects.clear()
         return request_id
 
     def start_next_trial(self, candidates: Collection[RequestId]) -> RequestId | None:
@@ -658,9 +669,9 @@ class Isolation:
 
         Returns None if there is no such suspect; then all requests that are not suspects may run.
         """
-        self.alone = next((each for each in self._untried if each in candidates), None)
+        self.alone = next((each for each in self._untried_suspects if each in candidates), None)
         if self.alone is not None:
-            self._untried.remove(self.alone)
+            self._untried_suspects.remove(self.alone)
         return self.alone
 
     def trial_passed(self, request_id: RequestId) -> None:
@@ -677,7 +688,7 @@ class Isolation:
         It is tried again once its stream is read.
         """
         assert self.alone is not None
-        self._untried.append(self.alone)
+        self._untried_suspects.append(self.alone)
         self.alone = None
 
 
@@ -692,6 +703,7 @@ class _Record:
 
     @property
     def is_suspect(self) -> bool:
+        """Whether the request must run alone, because workers died while it ran."""
         early_deaths = sum(tokens < FEW_TOKENS for tokens in self.tokens_per_worker)
         return (
             early_deaths >= DEATHS_WITHOUT_PROGRESS

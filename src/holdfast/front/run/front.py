@@ -89,7 +89,7 @@ def run(
     configure_logging(settings.log, file=log_file, ring=log_ring)
     signal.signal(signal.SIGTERM, _exit_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
-    return_large_blocks()
+    return_large_blocks()  # malloc would keep the memory of images
     certificate = _certificate(settings)
     if (keys_file := key_file_of(settings.server.keys_file, os.environ)) is not None:
         read_keys(keys_file)  # raises an error before the worker starts
@@ -381,6 +381,7 @@ class _EarlySignals:
         self._exits_at_next = True
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal, and cancel the task or exit, whichever applies now."""
         if self._exits_at_next:
             logger.warning("forced exit; workers flush their cache and exit on their own")
             logging.shutdown()
@@ -465,14 +466,14 @@ class ReloadedSettings:
             self._on_level(level)
         self._current = reloaded
         level_change = ", as before" if old_level == level else f"; it was {old_level}"
-        changed = [
+        changed_keys = [
             key
             for key in reloaded.origins
             if key != "log.level"
             and value_of(reloaded.settings, key) != value_of(self._at_start.settings, key)
         ]
-        if changed:
-            pending = ", ".join(changed)
+        if changed_keys:
+            pending = ", ".join(changed_keys)
             logger.warning(
                 "the log level is %s%s; restart to apply %s", level, level_change, pending
             )

@@ -108,9 +108,9 @@ class Awake:
 class ReloadedCatalog:
     """Reloads the catalog of models, on a thread, because it may search many folders."""
 
-    def __init__(self, read: Callable[[], Catalog], residency: Residency) -> None:
-        """read: reads the catalog; may raise ConfigError and ModelLoadError."""
-        self._read_catalog = read
+    def __init__(self, read_catalog: Callable[[], Catalog], residency: Residency) -> None:
+        """read_catalog: may raise ConfigError and ModelLoadError."""
+        self._read_catalog = read_catalog
         self._residency = residency
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -137,9 +137,9 @@ def _begin_reading_tokenizers(bundles: Bundles, residency: Residency) -> None:
     """Begin to read the tokenizers of the models that are loaded at the start."""
     for name in residency.catalog.at_start:
         bundles.begin(name)
-    first = residency.catalog.entries[0].name
-    if first in residency.catalog.at_start:  # the server exits if this tokenizer is broken
-        bundles.awaited.add(first)
+    first_model = residency.catalog.entries[0].name
+    if first_model in residency.catalog.at_start:  # the server exits if this tokenizer is broken
+        bundles.awaited.add(first_model)
 
 
 def build_application(
