@@ -50,7 +50,7 @@ class Limits:
         return f", more than {self.above:g}" if self.above > -math.inf else ""
 
 
-FREE = Limits()
+FREE = Limits()  # any value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

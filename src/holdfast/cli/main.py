@@ -151,6 +151,7 @@ def holdfast(version: Version = False) -> None:
     require_working_folder()
 
 
+# panels of the help, by kind of commands
 _SERVING = "Serve and chat"
 _SERVERS = "Running servers"
 _MODELS = "Models and data"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
 
 _CONNECT_SECONDS = 10.0
-_PANEL = "Server"
+_PANEL = "Server"  # in the help
 # address on which a server listens for all others → address at which it is reached
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 NO_SERVER = "no server of yours is running on this machine"

@@ -111,6 +111,7 @@ class InProcessClient:
     def __init__(self, run_worker: Callable[[QueueInbox], object]) -> None:
         """run_worker: loads the model, serves the inbox until `SHUT_DOWN`, releases the device."""
         self._inbox = QueueInbox(self._deliver_events)
+        # completes when the model is loaded or has failed to load
         self._started: Future[WorkerReady | WorkerFailed] = Future()
         # one for each question, in the order of the questions
         self._statistics_answers: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()

@@ -739,10 +739,13 @@ def chat_request(
     set_options.setdefault("max_tokens", options.get("max_tokens", DEFAULT_ANSWER_TOKENS))
     # the protocol has smaller ranges than the library
     sampling = {
-        name: _number(set_options.pop(name, None)) for name in SamplingParams.__struct_fields__
+        name: _python_number(set_options.pop(name, None))
+        for name in SamplingParams.__struct_fields__
     }
     if isinstance(bias := sampling["logit_bias"], Mapping):
-        sampling["logit_bias"] = {_number(token): _number(bias[token]) for token in bias}
+        sampling["logit_bias"] = {
+            _python_number(token): _python_number(bias[token]) for token in bias
+        }
     tenant = set_options.pop("tenant", "")
     session_id = set_options.pop("session_id", "")
     template_options = set_options.pop("template_options", None)
@@ -773,7 +776,7 @@ def chat_request(
             "type": "json_schema",
             "json_schema": {"schema": response_format},
         }
-    parsed = validated(ChatCompletionRequest, _plain(body))
+    parsed = validated(ChatCompletionRequest, _json_value(body))
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         model="",
@@ -810,14 +813,14 @@ def _with_file(part: Any, field: str) -> Any:
     return image_part(source)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """The value with the types that a body in JSON has."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list | tuple) else _number(value)
+        return {str(key): _json_value(each) for key, each in value.items()}
+    return [*map(_json_value, value)] if isinstance(value, list | tuple) else _python_number(value)
 
 
-def _number(value: Any) -> Any:
+def _python_number(value: Any) -> Any:
     """The value; a number of another library, such as NumPy, as a number of Python."""
     if isinstance(value, bool):
         return value

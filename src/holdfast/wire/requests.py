@@ -121,7 +121,7 @@ class SamplingRange(NamedTuple):
     lowest: float
     highest: float
     meaning: str
-    kind: type[float] = float  # int: only whole numbers
+    kind: type[float] = float  # type of the values; int: only whole numbers
 
     def accepted(self, value: object) -> float | None:
         """Return a value from a file as a number; None if it is not one of the range."""

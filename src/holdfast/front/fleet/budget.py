@@ -82,10 +82,10 @@ class _Decision:
         self._models = models
         self._limits = limits
         self._now = now
-        self._load: list[Candidate] = []
+        self._to_load: list[Candidate] = []
         self._reserved: list[Candidate] = []  # models for which room is being made
-        self._unload: list[Candidate] = []
-        self._drain: list[Candidate] = []
+        self._to_unload: list[Candidate] = []
+        self._to_drain: list[Candidate] = []
         self._makes_room: dict[str, str] = {}
         self._blocked: list[Candidate] = []
         self._next_check_at = math.inf
@@ -94,7 +94,7 @@ class _Decision:
         """Make the decision. Call this only once."""
         for model in self._models:
             if model.is_unload_requested and model.phase == "ready":
-                (self._drain if model.leases else self._unload).append(model)
+                (self._to_drain if model.leases else self._to_unload).append(model)
             elif _is_unused(model):
                 self._unload_if_idle(model)
         waiting = [
@@ -111,10 +111,10 @@ class _Decision:
             elif not self._load_or_make_room(model):
                 break  # later arrivals have to wait, or the first might starve
         return Verdict(
-            load=_names(self._load),
-            unload=_names(self._unload),
+            load=_names(self._to_load),
+            unload=_names(self._to_unload),
             makes_room=self._makes_room,
-            drain=frozenset(_names(self._drain)),
+            drain=frozenset(_names(self._to_drain)),
             blocked=_names(self._blocked),
             next_check_at=self._next_check_at,
         )
@@ -123,15 +123,15 @@ class _Decision:
         """Unload an unused model whose idle time is over; otherwise check again when it ends."""
         ends_at = idle_until(model)
         if ends_at <= self._now:
-            self._unload.append(model)
+            self._to_unload.append(model)
         else:
             self._next_check_at = min(self._next_check_at, ends_at)
 
     def _load_or_make_room(self, model: Candidate) -> bool:
         """Load a waiting model, or make room for it. Returns False if neither is possible yet."""
         occupied = [other for other in self._models if other.phase != "unloaded"]
-        if _fits(model, [*occupied, *self._load, *self._reserved], self._limits):
-            self._load.append(model)
+        if _fits(model, [*occupied, *self._to_load, *self._reserved], self._limits):
+            self._to_load.append(model)
             return True
         idle, busy = self._eviction_candidates()
         victims = self._fewest_victims(model, [*idle, *busy])
@@ -139,8 +139,8 @@ class _Decision:
             self._check_again_when_turns_end()
             return False
         self._makes_room |= {victim.name: model.name for victim in victims}
-        self._unload += [victim for victim in victims if victim in idle]
-        self._drain += [victim for victim in victims if victim in busy]
+        self._to_unload += [victim for victim in victims if victim in idle]
+        self._to_drain += [victim for victim in victims if victim in busy]
         self._reserved.append(model)
         return True
 
@@ -190,11 +190,11 @@ class _Decision:
         staying = [
             other
             for other in self._models
-            if self._stays(other, beside=model) and other not in without
+            if self._takes_up_room(other, beside=model) and other not in without
         ]
-        return _fits(model, [*staying, *self._load, *self._reserved], self._limits)
+        return _fits(model, [*staying, *self._to_load, *self._reserved], self._limits)
 
-    def _stays(self, model: Candidate, *, beside: Candidate) -> bool:
+    def _takes_up_room(self, model: Candidate, *, beside: Candidate) -> bool:
         """Whether a model takes up room when `beside` is loaded. A stopping model does if a request
         for it arrived first: it will be loaded again before.
         """
@@ -204,7 +204,7 @@ class _Decision:
 
     def _is_leaving(self, model: Candidate) -> bool:
         """Whether the model is already chosen to be unloaded or drained."""
-        return model in self._unload or model in self._drain
+        return model in self._to_unload or model in self._to_drain
 
     def _check_again_when_turns_end(self) -> None:
         """Check again when a model that is in use may be drained."""

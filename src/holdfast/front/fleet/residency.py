@@ -148,7 +148,8 @@ class Residency:
         # model that was unloaded -> model that needed the place
         self._made_room: dict[str, str] = {}
         self._machine_bytes: float = math.inf  # the machine's memory; infinite: not measured yet
-        self._divided_among: dict[str, Phase] = {}  # as the memory was last divided
+        # of the loaded models, when the memory was last divided among them
+        self._phases_at_division: dict[str, Phase] = {}
         self._is_rebalancing = False  # `_rebalance` is running and must not start again
         self._has_stopped = False
         self._meter = meter or MemoryMeter()
@@ -616,9 +617,9 @@ class Residency:
         if not HAS_UNIFIED_MEMORY:
             return
         phases = {name: slot.state.phase for name, slot in self._slots.items() if slot.is_resident}
-        if phases == self._divided_among:
+        if phases == self._phases_at_division:
             return
-        self._divided_among = phases
+        self._phases_at_division = phases
         for name, phase in phases.items():
             if phase == "ready":
                 self._slots[name].share_memory(self._memory_share(self._slots[name]))

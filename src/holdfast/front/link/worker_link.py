@@ -58,7 +58,7 @@ class WorkerLink:
         Raises OSError if the folder or a socket cannot be created.
         """
         self._loop = asyncio.get_running_loop()
-        self._claim = _socket_folder()
+        self._claim = _socket_folder()  # the folder belongs to this process until `close`
         self.endpoint = f"ipc://{self._claim.folder}/{_SOCKET}"
         self.heartbeat_endpoint = f"ipc://{self._claim.folder}/beat"
         # completes when the worker serves or has failed

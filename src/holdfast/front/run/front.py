@@ -449,28 +449,29 @@ class ReloadedSettings:
         self, effective: EffectiveSettings, *, on_level: Callable[[LogLevel], None]
     ) -> None:
         """on_level: called with the new log level when it has changed."""
-        self._at_start = self._current = effective
+        self._settings_at_start = effective
+        self._current_settings = effective
         self._on_level = on_level
 
     def reload(self) -> None:
         """Read the settings again. If they are invalid, nothing changes."""
         try:
-            reloaded = self._at_start.read_again()
+            reloaded = self._settings_at_start.read_again()
         except ConfigError as error:
             logger.error("the settings are not reloaded: %s", error)
             return
-        old_level = self._current.settings.log.level
+        old_level = self._current_settings.settings.log.level
         level = reloaded.settings.log.level
         set_level(reloaded.settings.log)
         if level != old_level:
             self._on_level(level)
-        self._current = reloaded
+        self._current_settings = reloaded
         level_change = ", as before" if old_level == level else f"; it was {old_level}"
         changed_keys = [
             key
             for key in reloaded.origins
             if key != "log.level"
-            and value_of(reloaded.settings, key) != value_of(self._at_start.settings, key)
+            and value_of(reloaded.settings, key) != value_of(self._settings_at_start.settings, key)
         ]
         if changed_keys:
             pending = ", ".join(changed_keys)

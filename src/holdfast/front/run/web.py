@@ -66,6 +66,7 @@ class Awake:
     def __init__(
         self, *, platform: str = sys.platform, linger_seconds: float = LINGER_SECONDS
     ) -> None:
+        # path of the program; None: other systems, or it does not start
         self._program = shutil.which(KEEP_AWAKE_PROGRAM) if platform == "darwin" else None
         self._linger_seconds = linger_seconds
         self._program_process: subprocess.Popen[bytes] | None = None
