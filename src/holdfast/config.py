@@ -776,6 +776,6 @@ def _check_combinations(settings: Settings, origins: Mapping[str, str]) -> None:
         raise ConfigError(
             f"residency.hang_seconds = {residency.hang_seconds} "
             f"({origins['residency.hang_seconds']}) must be at least "
-            f"{LEAST_MISSED_HEARTBEATS} times residency.heartbeat_seconds = {residency.heartbeat_seconds} "
-            f"({origins['residency.heartbeat_seconds']})"
+            f"{LEAST_MISSED_HEARTBEATS} times residency.heartbeat_seconds = "
+            f"{residency.heartbeat_seconds} ({origins['residency.heartbeat_seconds']})"
         )

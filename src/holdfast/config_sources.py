@@ -360,8 +360,8 @@ def values_in_flags(
 def _unknown_name(noun: str, name: str, location: str, known_names: Iterable[str]) -> ConfigError:
     """The error for an unknown setting or variable."""
     return ConfigError(
-        f"unknown {noun} {name} ({location}){did_you_mean(name, known_names)}; `holdfast config` lists all "
-        "settings"
+        f"unknown {noun} {name} ({location}){did_you_mean(name, known_names)}; `holdfast config` "
+        "lists all settings"
     )
 
 

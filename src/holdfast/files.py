@@ -41,8 +41,8 @@ def expanded(path: str | Path) -> Path:
     expanded_path = os.path.expanduser(path)
     if str(expanded_path).startswith("~"):
         raise ConfigError(
-            f"{path}: {Path(expanded_path).parts[0]} has no home folder; for a folder of that name write "
-            f"./{expanded_path}"
+            f"{path}: {Path(expanded_path).parts[0]} has no home folder; for a folder of that name "
+            f"write ./{expanded_path}"
         )
     return Path(expanded_path).absolute()
 

@@ -165,8 +165,8 @@ def _form_text(report: QualityReport, quality: FormQuality) -> str:
     if quality.refused is not None:
         return f"{quality.form} bits: not possible"
     return (
-        f"{quality.form} bits: perplexity {_perplexity_change_text(report, quality)}, the same token in "
-        f"{_percent_text(quality.agreement)}"
+        f"{quality.form} bits: perplexity {_perplexity_change_text(report, quality)}, the same "
+        f"token in {_percent_text(quality.agreement)}"
     )
 
 

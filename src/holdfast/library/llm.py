@@ -170,7 +170,7 @@ class LLM:
         folder = resolve_model(self._settings.model, progress=lambda stage, fraction: None)
         store = library_folder(self._settings.store, os.environ)
         images = images_folder(store)
-        if not store:
+        if not store:  # in a folder for this model only, which `close` deletes
             images = images.with_name(f"holdfast-images-{uuid.uuid4().hex}")
         self._images = ImageIntake(images, self._settings.images)
         self._layouts = ImageLayouts(self._images.folder)
@@ -316,8 +316,8 @@ class LLM:
     ) -> list[_Result]:
         """Return the results in the order of the requests.
 
-        start: sends a request. read_result: waits for its result. As many requests are sent ahead as the
-        worker can run and queue.
+        start: sends a request. read_result: waits for its result. As many requests are sent ahead as
+        the worker can run and queue.
         """
         most_ahead = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
         streams: list[_Stream] = []
@@ -737,7 +737,7 @@ def chat_request(
     _refuse_unknown(options.keys() - ChatOptions.__annotations__.keys(), ChatOptions)
     set_options = {name: value for name, value in options.items() if value is not None}
     set_options.setdefault("max_tokens", options.get("max_tokens", DEFAULT_ANSWER_TOKENS))
-    # the protocol has smaller ranges than the library
+    # not part of the body, because the protocol's ranges are smaller than the library's
     sampling = {
         name: _python_number(set_options.pop(name, None))
         for name in SamplingParams.__struct_fields__
@@ -761,10 +761,8 @@ def chat_request(
         "chat_template_kwargs": template_options,
         "logprobs": "top_logprobs" in set_options,
     }
-    tool_choice, response_format = (
-        set_options.get("tool_choice"),
-        set_options.get("response_format"),
-    )
+    tool_choice = set_options.get("tool_choice")
+    response_format = set_options.get("response_format")
     if isinstance(tool_choice, str) and tool_choice not in ("auto", "none", "required"):
         body["tool_choice"] = {"function": {"name": tool_choice}}
     if isinstance(response_format, Mapping) and response_format.get("type") not in (
@@ -833,5 +831,6 @@ def _refuse_unknown(unknown_names: Collection[str], options: type) -> None:
     """Raise TypeError if there are unknown options, as Python does for unknown arguments."""
     if unknown_names:
         raise TypeError(
-            f"unknown options: {', '.join(unknown_names)}; known: {', '.join(options.__annotations__)}"
+            f"unknown options: {', '.join(unknown_names)}; known: "
+            f"{', '.join(options.__annotations__)}"
         )

@@ -259,8 +259,8 @@ def checked_limits(
             f"max_running = {max_running}, scheduler.min_chunk_tokens = {settings.min_chunk_tokens}"
         )
         message = (
-            f"`step_tokens` must be {lowest_step_tokens:,} to {MOST_STEP_TOKENS:,} tokens ({causes}), got "
-            f"{step_tokens:,}"
+            f"`step_tokens` must be {lowest_step_tokens:,} to {MOST_STEP_TOKENS:,} tokens "
+            f"({causes}), got {step_tokens:,}"
         )
         raise InvalidRequest(message, field="step_tokens")
     return replace(settings, max_running=max_running, step_tokens=step_tokens)

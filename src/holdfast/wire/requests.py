@@ -61,8 +61,8 @@ class TokenIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def common_tokens(ours: bytes | bytearray, theirs: bytes | bytearray) -> int:
     """The number of tokens in the common prefix of two packed token sequences.
 
-    Bisects at arbitrary bytes: only the index of the first different byte matters. For 100,000 equal
-    tokens this takes 20 µs.
+    Bisects at arbitrary bytes: only the index of the first different byte matters. For 100,000
+    equal tokens this takes 20 µs.
     """
     low_byte, high_byte = 0, min(len(ours), len(theirs))
     if ours[:high_byte] == theirs[:high_byte]:

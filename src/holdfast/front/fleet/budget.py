@@ -86,9 +86,11 @@ class _Decision:
         self._reserved: list[Candidate] = []  # models for which room is being made
         self._to_unload: list[Candidate] = []
         self._to_drain: list[Candidate] = []
-        self._makes_room: dict[str, str] = {}
+        self._makes_room: dict[
+            str, str
+        ] = {}  # model to unload or drain -> model that gets its place
         self._blocked: list[Candidate] = []
-        self._next_check_at = math.inf
+        self._next_check_at = math.inf  # when the decision may change without another event
 
     def verdict(self) -> Verdict:
         """Make the decision. Call this only once."""

@@ -102,8 +102,8 @@ class MemoryUse:
         return (
             f"footprint {in_unit(self.footprint_bytes)} {name} = {workers or 'no worker'}; "
             f"{_WATERMARK_NAMES[pressure]} watermark {in_unit(self.watermark_bytes(pressure))} = "
-            f"{in_unit(self.fixed_bytes)} for weights and steps + {_SHARES[pressure]:.0%} of the other "
-            f"{free} of {in_unit(self.limit_bytes)}"
+            f"{in_unit(self.fixed_bytes)} for weights and steps + {_SHARES[pressure]:.0%} of the "
+            f"other {free} of {in_unit(self.limit_bytes)}"
         )
 
 

@@ -54,8 +54,8 @@ WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSe
 
 AUTO_MEMORY_SHARE = 0.75  # default for all models together, as a share of machine or GPU memory
 HAS_UNIFIED_MEMORY = sys.platform == "darwin"  # whether GPU and system share their memory
-# without `max_loaded`, free memory is divided among at most this many models, besides those that are
-# loading
+# without `max_loaded`, free memory is divided among at most this many models, besides those that
+# are loading
 _AUTO_PARTS = 2
 
 T = TypeVar("T")
@@ -428,7 +428,7 @@ class Residency:
             slot.wait_seconds[WaitReason.PLACE.value] += loop.time() - began
 
     async def _fetch_files(self, slot: ModelSlot) -> None:
-        """Wait until the model's files are there, at most `load_seconds`; a download goes on after that.
+        """Wait until the model's files are there, at most `load_seconds`. A download goes on then.
 
         Raises WorkerUnavailable, UnusableModel or NoSuchModel.
         """

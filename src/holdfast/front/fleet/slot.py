@@ -12,8 +12,8 @@ the next worker (`ModelClient`).
   another load.
 - STOPPING: the worker writes its cache to the store and exits.
 
-A *lease* entitles a request to use the model: while requests hold leases, the model is not unloaded.
-A loaded model has a *place*, a share of the limits that `budget` enforces.
+A *lease* entitles a request to use the model: while requests hold leases, the model is not
+unloaded. A loaded model has a *place*, a share of the limits that `budget` enforces.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ class ModelSlot:
         files = self._files
         if files is not None and files.done():
             is_failed = files.exception() is not None
-            # `holdfast models rm` has removed the folder
+            # fetch again after a failure, or if `holdfast models rm` has removed the folder
             if is_failed or not files.result().folder.is_dir():
                 files = None
         if files is None:
@@ -531,7 +531,7 @@ class ModelSlot:
             client.worker.send(MemoryPressure(pressure=pressure))
 
     async def _supervise_worker(self) -> NoReturn:
-        """Start the worker, and replace it whenever it ends, until `begin_unload` cancels this task.
+        """Start a worker, and replace it whenever it ends, until `begin_unload` cancels this task.
 
         Raises HoldfastError or OSError if the model cannot be served.
         """
@@ -1024,12 +1024,14 @@ def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
     future: asyncio.Future[T] = loop.create_future()
 
     def settle(results: list[T], failure: HoldfastError) -> None:
+        """Complete the future, on the event loop's thread."""
         if not results:
             _fail_future(future, failure)
         elif not future.done():
             future.set_result(results[0])
 
     def run() -> None:
+        """Do the work, on the new thread."""
         results: list[T] = []
         failure: HoldfastError = ModelLoadError(
             "its files cannot be read; the server's log has the details"

@@ -43,8 +43,8 @@ from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId, ServiceClass, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 
-# maximum number of read-ahead prompts that are remembered, so that the next worker can count them in
-# its figures
+# maximum number of read-ahead prompts that are remembered, so that the next worker can count them
+# in its figures
 MOST_READ_AHEAD = 8
 MOST_SENDINGS = 2  # of a session command: a command that killed two workers is not sent to a third
 _FAILURE_IF_REPEATED: Final[Mapping[OperationName, SessionFailure]] = {

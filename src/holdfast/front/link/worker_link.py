@@ -52,8 +52,8 @@ class WorkerLink:
         on_progress: Callable[[LoadProgress], None],
         on_events: Callable[[Sequence[Event]], None],
     ) -> None:
-        """on_progress: called with the progress of the load. on_events: called with the events of each
-        message, in order, until the link is closed.
+        """on_progress: called with the progress of the load. on_events: called with the events of
+        each message, in order, until the link is closed.
 
         Raises OSError if the folder or a socket cannot be created.
         """

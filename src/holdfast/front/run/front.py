@@ -134,7 +134,9 @@ def run(
 
 
 def _draft_of(entry: CatalogEntry, folder: Path, catalog: Catalog) -> DraftFolder | None:
-    """The draft model of a model in `folder`. Raises ModelLoadError if it cannot draft."""
+    """The draft model of a model in `folder`; None: none. Raises ModelLoadError if the one that the
+    entry names cannot draft.
+    """
     return draft_of(
         DraftFolder(name=entry.name, folder=folder),
         entry.model.speculation,
