@@ -137,7 +137,7 @@ def parse_seconds(text: str) -> float:
 
 
 def _number_and_unit(text: str, units: Mapping[str, float]) -> tuple[Decimal, str]:
-    """Split a text such as `8 GiB`; the unit is in lower case. Raises ValueError for other units."""
+    """Split a text such as `8 GiB`; the unit is in lower case. Raises ValueError for others."""
     match = _NUMBER_WITH_UNIT.fullmatch(text.strip())
     if match is None or match[2].lower() not in units:
         raise ValueError(text)

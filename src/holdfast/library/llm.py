@@ -316,8 +316,8 @@ class LLM:
     ) -> list[_Result]:
         """Return the results in the order of the requests.
 
-        start: sends a request. read_result: waits for its result. As many requests are sent ahead as
-        the worker can run and queue.
+        start: sends a request. read_result: waits for its result. As many requests are sent ahead
+        as the worker can run and queue.
         """
         most_ahead = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
         streams: list[_Stream] = []
@@ -491,8 +491,8 @@ class TextStream:
         left_out: TruncatedPart | None = None,
         observe: Observe,
     ) -> None:
-        """choice: turns the events into text, reasoning and tool calls. image_files: closed when the
-        answer has ended. observe: called with each event of the answer, to record its tokens.
+        """choice: turns the events into text, reasoning and tool calls. image_files: closed when
+        the answer has ended. observe: called with each event of the answer, to record its tokens.
         """
         self._events = events
         self._image_files = image_files

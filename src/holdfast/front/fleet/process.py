@@ -315,7 +315,7 @@ class Watchdog:
         return self._judge_silence()
 
     def _judge_silence(self) -> str | None:
-        """Describe the hang if a worker without heartbeats made no progress, or ran for too long."""
+        """Describe the hang if a silent worker made no progress, or ran for too long; else None."""
         limit = self._hang_seconds if self._is_serving else LEAST_UNMEASURED * self._hang_seconds
         seconds = 0.0
         ran_seconds = 0.0

@@ -124,8 +124,8 @@ class Residency:
         on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
         meter: MemoryMeter | None = None,
     ) -> None:
-        """worker_of: returns the settings of a worker that starts. meter: measures the memory of the
-        workers. max_waiting_sequences: how many sequences may wait for one model.
+        """worker_of: returns the settings of a worker that starts. meter: measures the memory of
+        the workers. max_waiting_sequences: how many sequences may wait for one model.
         """
         self._new_slot = partial(
             ModelSlot,
@@ -394,7 +394,7 @@ class Residency:
     # -- one request
 
     def _slot(self, model: str) -> ModelSlot:
-        """The slot of a model, by name or alias, with or without an adapter. Raises UnknownModel."""
+        """The slot of a model, by a name that requests may use. Raises UnknownModel."""
         if (named := self._catalog.named(model)) is not None:
             return self._slots[named.entry.name]
         raise self._catalog.unknown(model)
