@@ -205,7 +205,10 @@ def _find_draft(
     *,
     listed: Sequence[ModelSettings],
 ) -> None:
-    """Find the model that can draft for this one. Raises HoldfastError if the named one cannot."""
+    """Find the model that can draft for this one. Raises HoldfastError if the named one cannot.
+
+    listed: the models of models.toml, one of which may be the draft model.
+    """
     from holdfast.models.draft_pairs import DraftFolder, draft_of
 
     if diagnosis.folder:

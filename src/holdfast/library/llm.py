@@ -91,6 +91,7 @@ Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 ThinkingOption: TypeAlias = ThinkingEffort | bool | Mapping[str, Any]
 LEAVE = msgspec.UNSET  # an argument not given: the current value, or the one in the settings
 _LIMITS = LimitsSettings()
+# reasons for an end that have a name in OpenAI's API
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 _Request = TypeVar("_Request")
 _Stream = TypeVar("_Stream", bound="BlockingEventStream | TextStream")
@@ -538,7 +539,7 @@ class TextStream:
             memory=self._choice.memory,
         )
         reason = finished.reason.value
-        if finished.reason in _ENDS_BY_ITSELF:
+        if finished.reason in _ENDS_BY_ITSELF:  # may also be "tool_calls"
             reason = finished.finish_reason
         return Completion(
             text=text_of(self._deltas),

@@ -626,6 +626,7 @@ def _with_found_models(
     served = list(listed)
     excluded = []
     entry_of_name = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
+    # folders and Hub ids
     listed_places = {source_of(entry.model).place for entry in listed}
     excluded += _unfinished_downloads(settings, environ, except_names=entry_of_name)
     for model in _found_models(settings, environ):
