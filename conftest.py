@@ -12,7 +12,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 from holdfast.files import kernels_folder
-from holdfast.front.fleet.worker_files import of_this_machine
+from holdfast.front.fleet.worker_files import machine_subfolder
 from holdfast.worker.cpu.blas import prepare_blas
 
 gc.disable()  # until all tests are collected
@@ -51,7 +51,7 @@ _compiled = Path(_caches.name, "holdfast", "compiled")
 _compiled.mkdir(mode=0o700, parents=True)
 _kept_compiled = Path(__file__).parent / ".pytest_cache" / "compiled-by-mlx"
 _kept_compiled.mkdir(mode=0o700, parents=True, exist_ok=True)
-of_this_machine(_compiled).symlink_to(_kept_compiled)
+machine_subfolder(_compiled).symlink_to(_kept_compiled)
 if (_kernels := kernels_folder(os.environ)).is_dir():
     Path(_caches.name, "holdfast", "kernels").symlink_to(_kernels)
 os.environ["XDG_CACHE_HOME"] = _caches.name

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import Settings, all_specs
-from holdfast.config_sources import given_by_file
+from holdfast.config_sources import values_in_file
 from holdfast.errors import HoldfastError, ModelLoadError
 from holdfast.files import open_regular, read_regular
 from holdfast.front.fleet.catalog import read_catalog_file
@@ -50,7 +50,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "JSON of a model": read_json,
     "weights": read_header,
     "a key file": read_keys,
-    "a settings file": lambda path: given_by_file(all_specs(), path),
+    "a settings file": lambda path: values_in_file(all_specs(), path),
     "models.toml": lambda path: read_catalog_file(path, Settings()),
     "an image": open_image,
     "a session's file": lambda path: SessionFile(path, most_tokens=10),
@@ -114,7 +114,7 @@ def test_an_endless_device_is_refused(path: str) -> None:
 
 def test_the_null_device_is_an_empty_file(tmp_path: Path) -> None:
     assert read_regular(os.devnull) == b""
-    assert given_by_file(all_specs(), Path(os.devnull)) == {}
+    assert values_in_file(all_specs(), Path(os.devnull)) == {}
     with pytest.raises(IsADirectoryError):
         read_regular(tmp_path)
 

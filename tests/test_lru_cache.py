@@ -37,7 +37,9 @@ def test_the_least_recently_used_entries_are_forgotten(
         elif step == "put":
             cache.put(key, number, size=size)
         else:
-            assert cache.first(key, number, size=size) == (number if known is None else known[0])
+            assert cache.get_or_put(key, number, size=size) == (
+                number if known is None else known[0]
+            )
         cache.check_invariants()
     assert cache.items() == [(key, value) for key, (value, _) in entries.items()]
 

@@ -18,8 +18,7 @@ from holdfast.models.model_folder import LONGEST_ANSWER_TOKENS, planned_answer_t
 
 NO_KEY = "none"  # some agents do not start without a key
 _PROVIDER = "holdfast"
-# Claude Code keeps this many tokens free besides the longest answer, for any size of the
-# context
+# Claude Code keeps this many tokens free besides the longest answer, whatever the context size
 _CLAUDE_SPARE_TOKENS = 13_000
 # share of the context; Qwen Code's default of 0.7 is less than its first prompt if the context has
 # 32,768 tokens
@@ -122,14 +121,15 @@ def _claude_limits(context_tokens: int) -> dict[str, str]:
     eighth in reserve.
     """
     eighth = context_tokens // 8
-    named = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
+    stated_tokens = context_tokens + max(0, _CLAUDE_SPARE_TOKENS - eighth)
     return {
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(named),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(stated_tokens),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(LONGEST_ANSWER_TOKENS, eighth)),
     }
 
 
 def _codex(target: AgentTarget) -> AgentSetup:
+    """Configures Codex with options `-c`, each of which sets a value of its config.toml."""
     provider = {"name": "Holdfast", "base_url": f"{target.url}/v1", "wire_api": "responses"}
     if target.api_key:
         provider["env_key"] = "HOLDFAST_SERVER_API_KEY"
@@ -150,6 +150,7 @@ def _codex(target: AgentTarget) -> AgentSetup:
 
 
 def _opencode(target: AgentTarget) -> AgentSetup:
+    """Configures opencode with a variable that contains a configuration file."""
     models: dict[str, Any] = {
         name: {"name": name, "tool_call": True} for name in (target.model, target.small_model)
     }
@@ -182,25 +183,27 @@ def _aider(target: AgentTarget) -> AgentSetup:
 
     Environment variables would not do: the .env files of the project and the user override them.
     """
-    model, small = f"openai/{target.model}", f"openai/{target.small_model}"
-    variables, limits = target.folder / "aider.env", target.folder / "models.json"
-    named = {"OPENAI_API_KEY": target.key, "AIDER_OPENAI_API_KEY": target.key}
+    model = f"openai/{target.model}"
+    small_model = f"openai/{target.small_model}"
+    env_file = target.folder / "aider.env"
+    limits_file = target.folder / "models.json"
+    variables = {"OPENAI_API_KEY": target.key, "AIDER_OPENAI_API_KEY": target.key}
     options = [
         "--env-file",
-        str(variables),
+        str(env_file),
         "--openai-api-base",
         f"{target.url}/v1",
         "--model",
         model,
         "--weak-model",
-        small,
+        small_model,
     ]
-    files = {variables.name: "".join(f"{name}={value}\n" for name, value in named.items())}
+    files = {env_file.name: "".join(f"{name}={value}\n" for name, value in variables.items())}
     if target.context_tokens is None:
         options.append("--no-show-model-warnings")
     else:
-        options += ["--model-metadata-file", str(limits)]
-        known = {
+        options += ["--model-metadata-file", str(limits_file)]
+        model_limits = {
             "litellm_provider": "openai",
             "mode": "chat",
             "max_input_tokens": target.context_tokens,
@@ -208,7 +211,7 @@ def _aider(target: AgentTarget) -> AgentSetup:
             "input_cost_per_token": 0,
             "output_cost_per_token": 0,
         }
-        files[limits.name] = _document({model: known, small: known})
+        files[limits_file.name] = _document({model: model_limits, small_model: model_limits})
     return AgentSetup(options=tuple(options), files=files)
 
 
@@ -239,8 +242,8 @@ def _qwen(target: AgentTarget) -> AgentSetup:
 def _pi(target: AgentTarget) -> AgentSetup:
     """Configures pi with an extension, because its models file belongs to the user.
 
-    pi keeps 16,384 tokens free, regardless of the context size. So `launch` reports a larger
-    context, and pi compacts when three quarters of a small context are used.
+    pi keeps 16,384 tokens free, regardless of the context size. So this configuration states a
+    larger context, and pi compacts when three quarters of a small context are used.
     """
     models: list[dict[str, Any]] = [
         {
@@ -253,9 +256,9 @@ def _pi(target: AgentTarget) -> AgentSetup:
         for name in dict.fromkeys((target.model, target.small_model))
     ]
     if target.context_tokens is not None:
-        spare = max(0, _PI_SPARE_TOKENS - target.context_tokens // 4)
+        added_tokens = max(0, _PI_SPARE_TOKENS - target.context_tokens // 4)
         for model in models:
-            model["contextWindow"] = target.context_tokens + spare
+            model["contextWindow"] = target.context_tokens + added_tokens
             model["maxTokens"] = min(target.answer_tokens, _PI_SPARE_TOKENS)
     provider = {
         "name": "Holdfast",
@@ -288,11 +291,15 @@ def _cline(target: AgentTarget) -> AgentSetup:
         "model": target.model,
         "baseUrl": url,
     }
-    saved = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    saved_provider = {
+        "settings": settings,
+        "updatedAt": "2026-01-01T00:00:00.000Z",
+        "tokenSource": "manual",
+    }
     providers = target.folder / "providers.json"
     files = {
         providers.name: _document(
-            {"version": 1, "lastUsedProvider": provider, "providers": {provider: saved}}
+            {"version": 1, "lastUsedProvider": provider, "providers": {provider: saved_provider}}
         )
     }
     if target.context_tokens is not None:
@@ -304,8 +311,8 @@ def _cline(target: AgentTarget) -> AgentSetup:
             "maxTokens": target.answer_tokens,
             "supportsVision": target.can_see,
         }
-        known = {provider: {"models": {target.model: model}}}
-        files["models.json"] = _document({"version": 1, "providers": known})
+        provider_models = {provider: {"models": {target.model: model}}}
+        files["models.json"] = _document({"version": 1, "providers": provider_models})
     return AgentSetup(
         options=("--provider", provider, "--model", target.model),
         environment={
@@ -318,6 +325,7 @@ def _cline(target: AgentTarget) -> AgentSetup:
 
 
 def _document(content: Mapping[str, Any]) -> str:
+    """The text of a JSON file."""
     return json.dumps(content, indent=2) + "\n"
 
 
@@ -395,8 +403,8 @@ def shell_text(command: Sequence[str], setup: AgentSetup, *, secret: str) -> str
     lines.append(shlex.join(command))
     for name, text in setup.files.items():
         lines += ["", f"# {name} (temporary, deleted when the agent exits):", *text.splitlines()]
-    shown = "\n".join(lines)
-    return shown.replace(secret, "KEY") if secret else shown
+    text_with_secret = "\n".join(lines)
+    return text_with_secret.replace(secret, "KEY") if secret else text_with_secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,6 +432,7 @@ def _curl(target: AgentTarget) -> str:
 
 
 def _environment(target: AgentTarget) -> str:
+    """Variables that many clients read, to set in a shell."""
     key = f'"{target.api_key}"' if target.api_key else NO_KEY
     variables = {
         "OPENAI_BASE_URL": shlex.quote(f"{target.url}/v1"),
@@ -443,6 +452,7 @@ def _python_key(target: AgentTarget) -> str:
 
 
 def _python(target: AgentTarget, *lines: str) -> str:
+    """A Python program, which imports `os` if the key comes from a variable."""
     imports = ["import os", ""] if target.api_key else []
     return "\n".join([*imports, *lines])
 

@@ -15,15 +15,15 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
 
 from holdfast.config_sources import (
     FREE,
-    Given,
     Limits,
+    RawValue,
     SettingSpec,
     convert,
     describe,
-    given_by_file,
-    given_by_flags,
-    given_by_variables,
     spec_of,
+    values_in_file,
+    values_in_flags,
+    values_in_variables,
 )
 from holdfast.errors import ConfigError
 
@@ -43,7 +43,8 @@ _MIB = 1 << 20
 NOT_NEGATIVE = Limits(at_least=0)
 AT_LEAST_ONE = Limits(at_least=1)
 POSITIVE = Limits(above=0)
-LEAST_BEATS = 3  # how many heartbeats a worker must miss before it counts as hung
+# how many heartbeats, at least, a worker must miss before it counts as hung
+LEAST_MISSED_HEARTBEATS = 3
 
 
 def _setting(
@@ -60,8 +61,9 @@ def _setting(
     """Declare a setting as a dataclass field.
 
     default: None lets Holdfast decide; users write it as `auto` (for a duration, as `never`).
-    doc: the text in the documentation. off: whether users may write `off` for 0.
-    values: the allowed texts, in words, if not any text is allowed.
+    doc: the text in the documentation. flag, short: the options on the command line; empty: none.
+    off: whether users may write `off` for 0. secret: whether the value is never shown. values: the
+    allowed texts, in words, if not any text is allowed.
     """
     metadata = {
         "doc": doc,
@@ -72,8 +74,8 @@ def _setting(
         "secret": secret,
         "values": values,
     }
-    made: T = field(default=default, metadata=metadata, repr=not secret)
-    return made
+    setting_field: T = field(default=default, metadata=metadata, repr=not secret)
+    return setting_field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -667,20 +669,21 @@ class EffectiveSettings:
 
 
 def _sections() -> dict[str, type[Any]]:
+    """The type of each section of the settings, by name."""
     return get_type_hints(Settings)
 
 
 def all_specs() -> dict[str, SettingSpec]:
     """Return the specs of all settings by key (`section.name`), in the documentation's order."""
     specs = {}
-    for section, slice_type in _sections().items():
-        hints = get_type_hints(slice_type)
-        for member in fields(slice_type):
+    for section, section_type in _sections().items():
+        type_hints = get_type_hints(section_type)
+        for setting_field in fields(section_type):
             spec = spec_of(
-                key=f"{section}.{member.name}",
-                type_hint=hints[member.name],
-                default=member.default,
-                metadata=member.metadata,
+                key=f"{section}.{setting_field.name}",
+                type_hint=type_hints[setting_field.name],
+                default=setting_field.default,
+                metadata=setting_field.metadata,
             )
             specs[spec.key] = spec
     return specs
@@ -694,8 +697,8 @@ def default_file(environ: Mapping[str, str]) -> Path | None:
     """
     if environ.get("HOLDFAST_CONFIG"):
         return Path(environ["HOLDFAST_CONFIG"])
-    places = [Path.cwd(), *config_folders(environ)]
-    return next((file for place in places if (file := place / "holdfast.toml").is_file()), None)
+    folders = [Path.cwd(), *config_folders(environ)]
+    return next((file for folder in folders if (file := folder / "holdfast.toml").is_file()), None)
 
 
 def config_folders(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -717,20 +720,23 @@ def load_settings(
     absent. Raises ConfigError, which names the key, value, allowed values and source.
     """
     specs = all_specs()
-    given: dict[str, Given] = {}
+    raw_values: dict[str, RawValue] = {}
     if file is not None:
-        given.update(given_by_file(specs, file))
-    given.update(given_by_variables(specs, environ))
-    given.update(given_by_flags(specs, flags))
+        raw_values.update(values_in_file(specs, file))
+    raw_values.update(values_in_variables(specs, environ))
+    raw_values.update(values_in_flags(specs, flags))
     values: dict[str, dict[str, Any]] = {section: {} for section in _sections()}
-    for key, source in given.items():
+    for key, raw_value in raw_values.items():
         section, _, name = key.partition(".")
-        values[section][name] = convert(specs[key], source)
+        values[section][name] = convert(specs[key], raw_value)
     settings = Settings(
-        **{section: slice_type(**values[section]) for section, slice_type in _sections().items()}
+        **{
+            section: section_type(**values[section])
+            for section, section_type in _sections().items()
+        }
     )
-    origins = {key: given[key].origin if key in given else "default" for key in specs}
-    _check_together(settings, origins)
+    origins = {key: raw_values[key].origin if key in raw_values else "default" for key in specs}
+    _check_combinations(settings, origins)
     return EffectiveSettings(
         settings=settings, origins=origins, file=file, environ=environ, flags=flags
     )
@@ -747,14 +753,14 @@ def shown_value(settings: Settings, key: str) -> str:
     return describe(all_specs()[key], value_of(settings, key))
 
 
-def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
+def _check_combinations(settings: Settings, origins: Mapping[str, str]) -> None:
     """Raise ConfigError if the values of two settings contradict each other."""
     scheduler = settings.scheduler
     for name in ("min_chunk_tokens", "max_running"):
-        smaller = getattr(scheduler, name)
-        if scheduler.step_tokens is not None and scheduler.step_tokens < smaller:
+        value = getattr(scheduler, name)
+        if scheduler.step_tokens is not None and scheduler.step_tokens < value:
             raise ConfigError(
-                f"scheduler.{name} = {smaller} ({origins[f'scheduler.{name}']}) must not be larger "
+                f"scheduler.{name} = {value} ({origins[f'scheduler.{name}']}) must not be larger "
                 "than "
                 f"scheduler.step_tokens = {scheduler.step_tokens} "
                 f"({origins['scheduler.step_tokens']})"
@@ -766,10 +772,10 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
                 f"(--{other.replace('_', '-')}) as well"
             )
     residency = settings.residency
-    if residency.hang_seconds < LEAST_BEATS * residency.heartbeat_seconds:
+    if residency.hang_seconds < LEAST_MISSED_HEARTBEATS * residency.heartbeat_seconds:
         raise ConfigError(
             f"residency.hang_seconds = {residency.hang_seconds} "
             f"({origins['residency.hang_seconds']}) must be at least "
-            f"{LEAST_BEATS} times residency.heartbeat_seconds = {residency.heartbeat_seconds} "
-            f"({origins['residency.heartbeat_seconds']})"
+            f"{LEAST_MISSED_HEARTBEATS} times residency.heartbeat_seconds = "
+            f"{residency.heartbeat_seconds} ({origins['residency.heartbeat_seconds']})"
         )

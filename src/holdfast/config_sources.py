@@ -24,8 +24,9 @@ _SIZE_UNITS: dict[str, int] = {"": 1, "b": 1} | {
 }
 _SECOND_UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "min": 60.0, "m": 60.0, "h": 3600.0}
 _NUMBER_WITH_UNIT = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_LIKE_OFF = {"none", "no", "false", "0", "never", "disabled", "null"}
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+_WORDS_FOR_OFF = {"none", "no", "false", "0", "never", "disabled", "null"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Limits:
         return f", more than {self.above:g}" if self.above > -math.inf else ""
 
 
-FREE = Limits()
+FREE = Limits()  # any value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +65,10 @@ class SettingSpec:
     short: str  # one-letter flag, or empty
     choices: tuple[str, ...]
     limits: Limits
-    auto: bool  # whether None (written `auto`) is allowed: Holdfast decides
-    off: bool  # may be written off, which means 0
-    never: bool  # may be None (written never)
-    secret: bool
+    auto: bool  # whether the value may be None, written `auto`: Holdfast decides
+    off: bool  # whether the value may be written `off`, which means 0
+    never: bool  # whether the value may be None, written `never`
+    secret: bool  # whether the value is never shown
     values: str  # the allowed texts, for messages and documentation; empty: any
 
     @property
@@ -84,18 +85,19 @@ class SettingSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """A value of a setting, as one source (file, variable or flag) gives it."""
+class RawValue:
+    """A value of a setting, not converted yet, from one source: a file, a variable or a flag."""
 
     value: object
     origin: str
-    place: str = ""  # the origin and, for a file, the line; for messages
+    location: str = ""  # the origin and, for a file, the line; for messages
 
 
 def spec_of(*, key: str, type_hint: Any, default: Any, metadata: Mapping[str, Any]) -> SettingSpec:
     """Derive the spec of a setting from its dataclass field."""
     choices: tuple[str, ...] = get_args(type_hint) if get_origin(type_hint) is Literal else ()
-    auto, never = type_hint == int | None, type_hint == float | None
+    auto = type_hint == int | None
+    never = type_hint == float | None
     if choices:
         kind = "choice"
     elif type_hint is bool:
@@ -135,6 +137,7 @@ def parse_seconds(text: str) -> float:
 
 
 def _number_and_unit(text: str, units: Mapping[str, float]) -> tuple[Decimal, str]:
+    """Split a text such as `8 GiB`; the unit is in lower case. Raises ValueError for others."""
     match = _NUMBER_WITH_UNIT.fullmatch(text.strip())
     if match is None or match[2].lower() not in units:
         raise ValueError(text)
@@ -186,43 +189,44 @@ def allowed(spec: SettingSpec) -> str:
         "size": "a size such as 512MB or 8 GiB",
         "duration": "seconds or a duration such as 250 ms",
     }
-    words = ""
+    word_choices = ""
     if spec.off:
-        words = ", auto or off"
+        word_choices = ", auto or off"
     elif spec.auto:
-        words = ", or auto"
+        word_choices = ", or auto"
     elif spec.never:
-        words = ", or never"
-    return nouns[spec.kind] + spec.limits.in_words() + words
+        word_choices = ", or never"
+    return nouns[spec.kind] + spec.limits.in_words() + word_choices
 
 
-def convert(spec: SettingSpec, given: Given) -> Any:
+def convert(spec: SettingSpec, raw: RawValue) -> Any:
     """Convert a value to the setting's type, and check its limits. Raises ConfigError."""
-    if (spec.auto and given.value == "auto") or (spec.never and given.value == "never"):
+    if (spec.auto and raw.value == "auto") or (spec.never and raw.value == "never"):
         return None
-    if spec.off and given.value == "off":
+    if spec.off and raw.value == "off":
         return 0
     try:
-        value = _converted(spec, given.value)
+        value = _value_of_kind(spec, raw.value)
     except (ValueError, TypeError, OverflowError):
         value = None
     if value is None or not (spec.limits is FREE or spec.limits.contains(value)):
-        shown = "the given value" if spec.secret else _as_written(given.value)
+        shown_value = "the given value" if spec.secret else _as_written(raw.value)
         raise ConfigError(
-            f"{spec.key} = {shown} is not allowed ({given.place or given.origin}); allowed: "
+            f"{spec.key} = {shown_value} is not allowed ({raw.location or raw.origin}); allowed: "
             f"{allowed(spec)}"
         )
     return value
 
 
 def _as_written(value: object) -> str:
+    """A value of a file, variable or flag, as the user may have written it."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):  # TOML values may also be dates and times
         return str(value)
 
 
-def _converted(spec: SettingSpec, value: object) -> Any:
+def _value_of_kind(spec: SettingSpec, value: object) -> Any:
     """Convert a value to the setting's type.
 
     If the value has the wrong form, returns None or raises ValueError or TypeError.
@@ -251,7 +255,7 @@ def _converted(spec: SettingSpec, value: object) -> Any:
 
 def _means_off(spec: SettingSpec, text: str) -> bool:
     """Whether a text probably means `off`, but would be taken for a file name."""
-    return "off" in spec.values.split(" | ") and text.strip().lower() in _LIKE_OFF
+    return "off" in spec.values.split(" | ") and text.strip().lower() in _WORDS_FOR_OFF
 
 
 def _whole_number(text: str) -> int:
@@ -261,6 +265,7 @@ def _whole_number(text: str) -> int:
 
 
 def _switch(value: object) -> bool | None:
+    """A value as true or false; None if it is neither."""
     if isinstance(value, bool):
         return value
     word = value.strip().lower() if isinstance(value, str) else ""
@@ -270,6 +275,7 @@ def _switch(value: object) -> bool | None:
 
 
 def _list(value: object) -> tuple[str, ...] | None:
+    """A value as a list of texts; None if it is none."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if isinstance(value, list | tuple) and all(isinstance(part, str) for part in value):
@@ -277,7 +283,7 @@ def _list(value: object) -> tuple[str, ...] | None:
     return None
 
 
-def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Given]:
+def values_in_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, RawValue]:
     """Return the values in a TOML file, by key of the setting.
 
     Raises ConfigError if the file is unreadable or has an unknown key.
@@ -293,89 +299,93 @@ def given_by_file(specs: Mapping[str, SettingSpec], file: Path) -> dict[str, Giv
         raise ConfigError(f"the settings file {file} cannot be read: nested too deep") from None
     origin = f"file {file}"
     sections = tuple(dict.fromkeys(key.partition(".")[0] for key in specs))
-    given = {}
+    given_values = {}
     for section, table in tables.items():
-        place = _place(text, origin, section=section)
+        location = _origin_with_line(text, origin, section=section)
         if section not in sections:
             raise ConfigError(
-                f"unknown section [{section}] ({place}){did_you_mean(section, sections)}; "
+                f"unknown section [{section}] ({location}){did_you_mean(section, sections)}; "
                 f"sections: {', '.join(sections)}"
             )
         if not isinstance(table, dict):
             raise ConfigError(
-                f"{section} is a section: write [{section}] and its settings below ({place})"
+                f"{section} is a section: write [{section}] and its settings below ({location})"
             )
         for name, value in table.items():
-            key, place = f"{section}.{name}", _place(text, origin, section=section, name=name)
+            key = f"{section}.{name}"
+            location = _origin_with_line(text, origin, section=section, name=name)
             if key not in specs:
-                raise _unknown("setting", key, place, specs)
-            given[key] = Given(value=value, origin=origin, place=place)
-    return given
+                raise _unknown_name("setting", key, location, specs)
+            given_values[key] = RawValue(value=value, origin=origin, location=location)
+    return given_values
 
 
-def given_by_variables(
+def values_in_variables(
     specs: Mapping[str, SettingSpec], environ: Mapping[str, str]
-) -> dict[str, Given]:
+) -> dict[str, RawValue]:
     """Return the values of the variables HOLDFAST_…, by key of the setting.
 
     Raises ConfigError for an unknown variable.
     """
-    by_variable = {spec.variable: key for key, spec in specs.items()}
-    given = {}
+    key_of_variable = {spec.variable: key for key, spec in specs.items()}
+    given_values = {}
     for variable, value in environ.items():
         if not variable.startswith("HOLDFAST_") or variable in OTHER_VARIABLES:
             continue
-        if variable not in by_variable:
-            raise _unknown("variable", variable, "environment", by_variable)
-        given[by_variable[variable]] = Given(value=value, origin=f"variable {variable}")
-    return given
+        if variable not in key_of_variable:
+            raise _unknown_name("variable", variable, "environment", key_of_variable)
+        given_values[key_of_variable[variable]] = RawValue(
+            value=value, origin=f"variable {variable}"
+        )
+    return given_values
 
 
-def given_by_flags(
+def values_in_flags(
     specs: Mapping[str, SettingSpec], flags: Mapping[str, object]
-) -> dict[str, Given]:
+) -> dict[str, RawValue]:
     """Return the values of the given flags, by key of the setting.
 
     flags: key → value; None for a flag that is absent. Raises ConfigError for an unknown key.
     """
-    given = {}
+    given_values = {}
     for key, value in flags.items():
         if value is None:
             continue
         if key not in specs:
-            raise _unknown("setting", key, "flag --set", specs)
-        given[key] = Given(value=value, origin=specs[key].flag_origin)
-    return given
+            raise _unknown_name("setting", key, "flag --set", specs)
+        given_values[key] = RawValue(value=value, origin=specs[key].flag_origin)
+    return given_values
 
 
-def _unknown(noun: str, name: str, place: str, known: Iterable[str]) -> ConfigError:
+def _unknown_name(noun: str, name: str, location: str, known_names: Iterable[str]) -> ConfigError:
+    """The error for an unknown setting or variable."""
     return ConfigError(
-        f"unknown {noun} {name} ({place}){did_you_mean(name, known)}; `holdfast config` lists all "
-        "settings"
+        f"unknown {noun} {name} ({location}){did_you_mean(name, known_names)}; `holdfast config` "
+        "lists all settings"
     )
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known_names: Iterable[str]) -> str:
     """Return `; did you mean NAME?` with the most similar known name; empty if none is similar."""
-    near = nearest_names(name, known)
-    return f"; did you mean {near[0]}?" if near else ""
+    similar_names = nearest_names(name, known_names)
+    return f"; did you mean {similar_names[0]}?" if similar_names else ""
 
 
-def _place(text: str, origin: str, *, section: str, name: str = "") -> str:
+def _origin_with_line(text: str, origin: str, *, section: str, name: str = "") -> str:
     """The origin, plus the line of a section or setting if a simple search finds that line."""
-    inside = False
-    bare = re.escape(name)
+    is_in_section = False
+    escaped_name = re.escape(name)
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*\[+\s*\"?([\w-]+)\"?\s*\]+", line)
         if header:
-            inside = header[1] == section
-            found = inside and not name
+            is_in_section = header[1] == section
+            is_found = is_in_section and not name
         elif name:
-            found = (inside and re.match(rf"\s*\"?{bare}\"?\s*=", line) is not None) or (
-                re.match(rf"\s*{re.escape(section)}\s*\.\s*{bare}\s*=", line) is not None
-            )
+            is_found = (
+                is_in_section and re.match(rf"\s*\"?{escaped_name}\"?\s*=", line) is not None
+            ) or (re.match(rf"\s*{re.escape(section)}\s*\.\s*{escaped_name}\s*=", line) is not None)
         else:
-            found = re.match(rf"\s*\"?{re.escape(section)}\"?\s*[.=]", line) is not None
-        if found:
+            is_found = re.match(rf"\s*\"?{re.escape(section)}\"?\s*[.=]", line) is not None
+        if is_found:
             return f"{origin}, line {number}"
     return origin

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import ClassVar, Literal
 
-_LONGEST_SHOWN = 100
-_MOST_NAMES = 8
+_LONGEST_SHOWN = 100  # characters of an unknown name that a message shows
+_MOST_NAMES = 8  # names that a message lists
 _MOST_NEAR_NAMES = 3
-_MIN_LIKENESS = 0.5
+_MIN_LIKENESS = 0.5  # of names that `nearest_names` returns
 
 
 class SessionFailure(enum.Enum):
@@ -56,13 +56,17 @@ class UnknownModel(InvalidRequest):
 
     def __init__(self, *, model: str, available: tuple[str, ...], why: str = "") -> None:
         """why: the reason why a local model is not served; empty if there is none."""
-        shown = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
-        near = nearest_names(shown, available)
-        more = len(available) - _MOST_NAMES
-        listed = ", ".join(available[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-        meant = f"; did you mean {' or '.join(near)}?" if near else ""
-        details = f": {why}" if why else f"; available: {listed}{meant}"
-        super().__init__(f"model {shown!r} does not exist on this server{details}", field="model")
+        shown_name = model if len(model) <= _LONGEST_SHOWN else model[:_LONGEST_SHOWN] + "…"
+        similar_names = nearest_names(shown_name, available)
+        unlisted = len(available) - _MOST_NAMES
+        available_text = ", ".join(available[:_MOST_NAMES]) + (
+            f" and {unlisted} more" if unlisted > 0 else ""
+        )
+        suggestion = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
+        details = f": {why}" if why else f"; available: {available_text}{suggestion}"
+        super().__init__(
+            f"model {shown_name!r} does not exist on this server{details}", field="model"
+        )
         self.model = model
         self.available = available
 
@@ -92,21 +96,23 @@ class PromptTooLong(InvalidRequest):
             f"resulted in {prompt_tokens} "
             f"tokens. Please reduce the length of the {noun}."
         )
-        room = (
+        room_hint = (
             " An answer needs room for at least one token."
             if prompt_tokens <= context_tokens
             else ""
         )
-        choice = ""
+        options_hint = ""
         if truncation == "disabled":
-            choice = ' With "truncation": "middle", the server leaves out the middle.'
+            options_hint = ' With "truncation": "middle", the server leaves out the middle.'
         elif truncation == "middle":
-            choice = ' "truncation": "middle" cannot shorten it enough'
-            is_text = field.startswith("prompt")
-            choice += "." if is_text else ": tools and the messages that must stay are too long."
+            options_hint = ' "truncation": "middle" cannot shorten it enough'
+            is_text_prompt = field.startswith("prompt")
+            options_hint += (
+                "." if is_text_prompt else ": tools and the messages that must stay are too long."
+            )
         if auto_context_tokens > context_tokens:
-            choice += f' With "kv_bits": "auto", the maximum is {auto_context_tokens} tokens.'
-        super().__init__(message + room + choice, field=field)
+            options_hint += f' With "kv_bits": "auto", the maximum is {auto_context_tokens} tokens.'
+        super().__init__(message + room_hint + options_hint, field=field)
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
 
@@ -125,8 +131,8 @@ class ImageTooLarge(InvalidRequest):
     BEGINNING: ClassVar = "image too large:"
 
     def __init__(self, reason: str, *, field: str = "") -> None:
-        is_said = reason.startswith(self.BEGINNING)
-        super().__init__(reason if is_said else f"{self.BEGINNING} {reason}", field=field)
+        has_beginning = reason.startswith(self.BEGINNING)
+        super().__init__(reason if has_beginning else f"{self.BEGINNING} {reason}", field=field)
 
 
 class NoEmbeddings(InvalidRequest):
@@ -306,22 +312,25 @@ class NoSuchModel(ModelLoadError):
     """The model is not on the Hub, or not in the Hub's local cache."""
 
 
-def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
+def nearest_names(name: str, known_names: Iterable[str]) -> tuple[str, ...]:
     """Known names that are similar to a name, the nearest first.
 
     Ignores case and the part before a /.
     """
-    wanted = name.lower()
-    scored = []
-    for other in known:
-        folded = other.lower()
-        likeness = max(_likeness(wanted, folded), _likeness(_last(wanted), _last(folded)))
+    wanted_name = name.lower()
+    candidates = []
+    for known_name in known_names:
+        lower_name = known_name.lower()
+        likeness = max(
+            _likeness(wanted_name, lower_name),
+            _likeness(_after_slash(wanted_name), _after_slash(lower_name)),
+        )
         if likeness >= _MIN_LIKENESS:
-            scored.append((-likeness, other))
-    return tuple(other for _, other in sorted(scored)[:_MOST_NEAR_NAMES])
+            candidates.append((-likeness, known_name))
+    return tuple(known_name for _, known_name in sorted(candidates)[:_MOST_NEAR_NAMES])
 
 
-def _last(name: str) -> str:
+def _after_slash(name: str) -> str:
     return name.rpartition("/")[2]
 
 

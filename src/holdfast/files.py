@@ -28,6 +28,7 @@ CLAIM_PREFIX = "holdfast."  # for names of claimed folders; short, because socke
 LOCK = "lock"
 _CLAIM_ATTEMPTS = 100
 _MAX_TEXT_BYTES = 16 << 20
+# errors of F_FULLFSYNC on volumes that do not support it
 _NO_FULL_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOTTY}
 _MAX_NAME_CHARACTERS = 60  # each of up to 4 bytes; file systems allow 255 bytes
 
@@ -37,13 +38,13 @@ def expanded(path: str | Path) -> Path:
 
     Raises ConfigError if that user lacks a home folder.
     """
-    found = os.path.expanduser(path)
-    if str(found).startswith("~"):
+    expanded_path = os.path.expanduser(path)
+    if str(expanded_path).startswith("~"):
         raise ConfigError(
-            f"{path}: {Path(found).parts[0]} has no home folder; for a folder of that name write "
-            f"./{found}"
+            f"{path}: {Path(expanded_path).parts[0]} has no home folder; for a folder of that name "
+            f"write ./{expanded_path}"
         )
-    return Path(found).absolute()
+    return Path(expanded_path).absolute()
 
 
 def caches_folder(environ: Mapping[str, str]) -> Path:
@@ -133,6 +134,7 @@ def kernels_folder(environ: Mapping[str, str]) -> Path:
 
 
 def _in_caches(environ: Mapping[str, str], *names: str) -> str:
+    """A path in the caches folder; empty if the user lacks a home folder."""
     try:
         return str(caches_folder(environ).joinpath(*names))
     except RuntimeError:
@@ -200,7 +202,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
     To survive a power cut, the file must be synced inside the block.
     """
-    with _written_beside(path, place=os.replace) as file:
+    with _new_file(path, move_into_place=os.replace) as file:
         yield file
 
 
@@ -210,33 +212,35 @@ def atomic_create(path: Path) -> Iterator[IO[bytes]]:
 
     If several processes write at the same time, the first file wins.
     """
-    with _written_beside(path, place=_place_if_first) as file:
+    with _new_file(path, move_into_place=_move_unless_exists) as file:
         yield file
 
 
 @contextlib.contextmanager
-def _written_beside(path: Path, *, place: Callable[[str, Path], None]) -> Iterator[IO[bytes]]:
+def _new_file(path: Path, *, move_into_place: Callable[[str, Path], None]) -> Iterator[IO[bytes]]:
+    """Write a temporary file in the same folder, and move it to `path` when the block succeeds."""
     prefix = f".{path.name[:_MAX_NAME_CHARACTERS]}."
-    handle, fresh = tempfile.mkstemp(prefix=prefix, dir=path.parent)
+    descriptor, temporary_path = tempfile.mkstemp(prefix=prefix, dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             yield file
-        place(fresh, path)
+        move_into_place(temporary_path, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(fresh)
+            os.unlink(temporary_path)
         raise
 
 
-def _place_if_first(fresh: str, path: Path) -> None:
+def _move_unless_exists(temporary_path: str, path: Path) -> None:
+    """Move a file to `path`; delete it if there is already one."""
     try:
-        os.link(fresh, path)
+        os.link(temporary_path, path)
     except FileExistsError:
         pass
     except OSError:  # no hard links on this file system: the last writer wins
-        os.replace(fresh, path)
+        os.replace(temporary_path, path)
         return
-    os.unlink(fresh)
+    os.unlink(temporary_path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +248,7 @@ class Claim:
     """A folder that this process has claimed."""
 
     folder: Path
-    file: int  # open and locked
+    file: int  # descriptor of its lock file, which is locked
 
     def give_back(self) -> None:
         """Remove the folder and everything in it."""
@@ -257,17 +261,17 @@ def claim(parent: Path, *, prefix: str) -> Claim:
     for _ in range(_CLAIM_ATTEMPTS):
         folder = parent / f"{prefix}{secrets.token_hex(6)}"
         folder.mkdir(mode=0o700)
-        file = lock_file(folder)
-        if file is None:  # before it was locked, another process took it for abandoned
+        lock = lock_file(folder)
+        if lock is None:  # before it was locked, another process took it for abandoned
             continue
         try:
-            if try_lock(file) and _is_lock_of(file, folder):
-                return Claim(folder=folder, file=file)
+            if try_lock(lock) and _is_lock_of(lock, folder):
+                return Claim(folder=folder, file=lock)
         except OSError:  # a file system without locks
-            os.close(file)
+            os.close(lock)
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        os.close(file)
+        os.close(lock)
     raise OSError(errno.EBUSY, "other processes remove every new folder as abandoned", str(parent))
 
 
@@ -278,20 +282,20 @@ def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
     The folders are locked until the context ends, so no other process handles them until
     then. Raises OSError.
     """
-    files: list[int] = []
-    found: list[Path] = []
+    locks: list[int] = []
+    abandoned_folders: list[Path] = []
     try:
         for folder in folders:
-            file = lock_file(folder)
-            if file is None:  # the owner has just removed the folder
+            lock = lock_file(folder)
+            if lock is None:  # the owner has just removed the folder
                 continue
-            files.append(file)
-            if try_lock(file) and _is_lock_of(file, folder):
-                found.append(folder)
-        yield found
+            locks.append(lock)
+            if try_lock(lock) and _is_lock_of(lock, folder):
+                abandoned_folders.append(folder)
+        yield abandoned_folders
     finally:
-        for file in files:
-            os.close(file)
+        for lock in locks:
+            os.close(lock)
 
 
 def _is_lock_of(file: int, folder: Path) -> bool:
@@ -313,20 +317,20 @@ def sweep(parent: Path, *, prefix: str) -> None:
 
 def living(parent: Path, *, prefix: str) -> list[Path]:
     """The folders in `parent` whose owners, processes of this user, are alive. Raises OSError."""
-    found = []
+    folders = []
     for folder in _own_folders(parent, prefix):
         with contextlib.suppress(FileNotFoundError):
-            file = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                if not try_lock(file):
-                    found.append(folder)
+                if not try_lock(lock):
+                    folders.append(folder)
             finally:
-                os.close(file)
-    return found
+                os.close(lock)
+    return folders
 
 
 def lock_file(folder: Path) -> int | None:
-    """Open the lock file of a folder; None if the folder is gone."""
+    """Open the lock file of a folder. Returns its descriptor; None if the folder is gone."""
     try:
         return os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileNotFoundError:
@@ -347,11 +351,11 @@ def try_lock(file: int) -> bool:
 
 def _own_folders(parent: Path, prefix: str) -> list[Path]:
     """The folders with this prefix that belong to this user. Other users may also use `parent`."""
-    found = []
+    folders = []
     with os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False):
                 status = entry.stat(follow_symlinks=False)
                 if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700:
-                    found.append(Path(entry.path))
-    return found
+                    folders.append(Path(entry.path))
+    return folders

@@ -40,13 +40,13 @@ class LruCache(Generic[K, V]):
             while self._used > self._limit:
                 self._used -= self._entries.popitem(last=False)[1][1]
 
-    def first(self, key: K, value: V, *, size: int = 1) -> V:
+    def get_or_put(self, key: K, value: V, *, size: int = 1) -> V:
         """Return the value that the key already has; if it has none, set and return this value."""
         with self._lock:
-            known = self.get(key)
-            if known is None:
+            present = self.get(key)
+            if present is None:
                 self.put(key, value, size=size)
-            return value if known is None else known
+            return value if present is None else present
 
     def items(self) -> list[tuple[K, V]]:
         """All keys and values, the least recently used first."""
@@ -68,18 +68,18 @@ def bytes_of(value: Any) -> int:
     counted, because Python shares them.
     """
     size = 0
-    seen: set[int] = set()
-    values = [value]
-    while values:
-        each = values.pop()
-        if id(each) in seen:
+    counted_ids: set[int] = set()
+    parts = [value]
+    while parts:
+        part = parts.pop()
+        if id(part) in counted_ids:
             continue
-        seen.add(id(each))
-        size += _bytes_of_text(each) if isinstance(each, str) else sys.getsizeof(each)
-        if isinstance(each, dict):
-            values += each.values()
-        elif isinstance(each, list | tuple):
-            values += each
+        counted_ids.add(id(part))
+        size += _bytes_of_text(part) if isinstance(part, str) else sys.getsizeof(part)
+        if isinstance(part, dict):
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
     return size
 
 

@@ -188,7 +188,7 @@ async def test_an_answer_is_streamed_with_its_counts(echo: EchoServer) -> None:
         4,
         4,
     )
-    assert answer.exact
+    assert answer.has_exact_counts
     assert answer.finish_reason == "stop"
     assert 0 < answer.first_token_seconds <= answer.total_seconds
     assert echo.requests[0]["stream_options"] == {"include_usage": True}
@@ -217,7 +217,7 @@ async def test_leaving_an_answer_early_closes_its_connection(echo: EchoServer) -
     client, answer = ServerClient(url=echo.url), Answer()
     assert (await one_piece(client, answer)).text == "you"
     assert echo.client_left.wait(60)
-    assert not answer.exact
+    assert not answer.has_exact_counts
     assert answer.completion_tokens == 1
 
 
@@ -226,7 +226,7 @@ async def test_an_aborted_answer_has_holdfasts_counts_so_far(echo: EchoServer) -
     client, answer = ServerClient(url=echo.url), Answer()
     client.model_ids()
     await one_piece(client, answer)
-    assert (answer.exact, answer.prompt_tokens, answer.completion_tokens) == (
+    assert (answer.has_exact_counts, answer.prompt_tokens, answer.completion_tokens) == (
         True,
         11,
         1,

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from holdfast.agents import AGENTS
-from holdfast.cli.launch import _no_proxy
+from holdfast.cli.launch import _no_proxy_variables
 from holdfast.config import ServerSettings
 from holdfast.front.server.http_server import ServerCertificate
 from holdfast.models.download import DEMO_ID
@@ -333,7 +333,7 @@ def test_without_a_proxy_qwen_code_gets_no_proxy_variables(
 def test_a_remote_server_is_reached_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", PROXY)
     for ignores_it in (True, False):
-        assert _no_proxy("https://studio.example", ignores_it=ignores_it) == {}
+        assert _no_proxy_variables("https://studio.example", ignores_no_proxy=ignores_it) == {}
 
 
 def test_agents_on_node_trust_the_servers_own_certificate(

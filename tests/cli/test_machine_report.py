@@ -31,7 +31,7 @@ def test_a_module_in_the_current_folder_is_not_run(
 
 def test_a_failing_measurement_is_reported_in_one_line() -> None:
     with pytest.raises(HoldfastError, match="measuring this machine ended with code 1: usage"):
-        machine_report._child("nonsense", answer_type=str)
+        machine_report._run_in_child_process("nonsense", answer_type=str)
 
 
 def test_the_report_recommends_faster_settings() -> None:

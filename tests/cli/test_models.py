@@ -102,7 +102,9 @@ def test_a_model_loaded_in_a_server_is_not_removed(
 ) -> None:
     run("pull", MODEL)
     card = {"id": "mine", "aliases": [MODEL], "state": state, "owned_by": "holdfast"}
-    monkeypatch.setattr("holdfast.cli.models._running", lambda *_: {"http://here": {"mine": card}})
+    monkeypatch.setattr(
+        "holdfast.cli.models._served_models", lambda *_: {"http://here": {"mine": card}}
+    )
     output = run("rm", MODEL, "--yes", code=code).output
     assert ("is ready in the server" in output) == (code == 2)
 

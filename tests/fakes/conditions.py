@@ -25,7 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from holdfast.files import compiled_code_folder, kernels_folder
-from holdfast.front.fleet.worker_files import of_this_machine
+from holdfast.front.fleet.worker_files import machine_subfolder
 from tests.fakes.volumes import read_only
 
 BUSY_PROCESSES = 12
@@ -157,8 +157,8 @@ def link_compiled(home: Path) -> None:
     (caches / "compiled").mkdir(mode=0o700, parents=True)
     if (kernels := kernels_folder(os.environ)).is_dir():
         (caches / "kernels").symlink_to(kernels)
-    compiled = of_this_machine(Path(compiled_code_folder(os.environ)))
-    of_this_machine(caches / "compiled").symlink_to(compiled.resolve())
+    compiled = machine_subfolder(Path(compiled_code_folder(os.environ)))
+    machine_subfolder(caches / "compiled").symlink_to(compiled.resolve())
 
 
 @contextlib.contextmanager

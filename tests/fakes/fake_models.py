@@ -68,7 +68,7 @@ class OneModel(Residency):
             worker.residency,
             fetch=lambda entry: ModelFiles(folder=Path("/")),
             worker_of=lambda entry, files, share: unshared(worker, share),
-            places=SETTINGS.max_queued + SETTINGS.max_running,
+            max_waiting_sequences=SETTINGS.max_queued + SETTINGS.max_running,
         )
         self._leases = AsyncExitStack()
 

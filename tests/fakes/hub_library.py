@@ -36,7 +36,7 @@ def idle_library(catalog: Catalog) -> Library:
     async def read_again() -> None:
         pass
 
-    return Library(idle_residency(catalog), cache=Path("/no-such-cache"), read_again=read_again)
+    return Library(idle_residency(catalog), cache=Path("/no-such-cache"), reload_catalog=read_again)
 
 
 @dataclass
@@ -61,7 +61,7 @@ class HubLibrary:
         self.library = Library(
             self.residency,
             cache=self.cache,
-            read_again=self.read_again,
+            reload_catalog=self.read_again,
         )
 
     @property

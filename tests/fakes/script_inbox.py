@@ -14,8 +14,8 @@ from holdfast.wire.events import (
     Accepted,
     Event,
     Finished,
+    PrefillFinished,
     Rejected,
-    Started,
     TokensGenerated,
     WorkerStatistics,
 )
@@ -116,8 +116,8 @@ class ScriptInbox:
         (finished,) = [event for event in self.of(request_id) if isinstance(event, Finished)]
         return finished
 
-    def started(self, request_id: str) -> Started:
-        (started,) = [event for event in self.of(request_id) if isinstance(event, Started)]
+    def started(self, request_id: str) -> PrefillFinished:
+        (started,) = [event for event in self.of(request_id) if isinstance(event, PrefillFinished)]
         return started
 
     def check_protocol(

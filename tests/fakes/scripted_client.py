@@ -20,9 +20,9 @@ from holdfast.wire.events import (
     Finished,
     FinishReason,
     ModelInfo,
+    PrefillFinished,
     Rejected,
     RejectionKind,
-    Started,
     Timings,
     TokenLogprob,
     TokensGenerated,
@@ -126,7 +126,9 @@ class ScriptedClient:
 
     async def _feed(self, stream: EventStream, events: Sequence[Event]) -> None:
         for event in events:
-            assert isinstance(event, Accepted | Rejected | Started | TokensGenerated | Finished)
+            assert isinstance(
+                event, Accepted | Rejected | PrefillFinished | TokensGenerated | Finished
+            )
             stream.push(event)
             await asyncio.sleep(0)
             if isinstance(event, Accepted):
@@ -146,7 +148,7 @@ def answers(
                 TokenLogprob(token_id, -2.0) for token_id in request.prompt_token_ids[1:]
             )
             events.append(
-                Started(
+                PrefillFinished(
                     request_id=request_id, memory=CacheReport(), timings=Timings(), logprobs=scores
                 )
             )

@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.wire.commands import SequenceControl, SequenceRequest, WorkerControl
-from holdfast.wire.events import Accepted, Finished, Rejected, Started, TokensGenerated
+from holdfast.wire.events import Accepted, Finished, PrefillFinished, Rejected, TokensGenerated
 from holdfast.wire.sessions import SessionCommand
 from tests.simulation.actions import BLOCK, Call
 from tests.simulation.checks_answers import Caller
@@ -228,7 +228,7 @@ class LinkChecks(Part):
         for event in events:
             request_id = getattr(event, "request_id", None)
             if request_id is None or not isinstance(
-                event, Accepted | Rejected | Started | TokensGenerated | Finished
+                event, Accepted | Rejected | PrefillFinished | TokensGenerated | Finished
             ):
                 continue
             on = life.on(request_id)
@@ -247,7 +247,7 @@ class LinkChecks(Part):
                         self._violation("ends exactly once", f"{request_id} is refused late")
                     self._check_queue_full(life, event)
                     life.end(request_id)
-                case Started():
+                case PrefillFinished():
                     self._check_cached(life, on, event.memory.cached_tokens)
                     self._check_read_once(life, on, event.memory.cached_tokens)
                     self.started(event)
@@ -428,7 +428,7 @@ class LinkChecks(Part):
         if isinstance(command, SessionCommand):
             self.closed.pop((model, tenant, command.new_session_id), None)
 
-    def started(self, event: Started) -> None:
+    def started(self, event: PrefillFinished) -> None:
         """Count from which tiers of the cache a request starts."""
         memory = event.memory
         names = ("moved_tokens", "shared_tokens", "ram_tokens", "disk_tokens")

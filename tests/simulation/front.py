@@ -129,7 +129,7 @@ class SimulatedFront:
             settings.residency,
             fetch=lambda entry: ModelFiles(folder=BUNDLED, weight_bytes=self.machine.weight_bytes),
             worker_of=self._worker_of,
-            places=settings.scheduler.max_queued + settings.scheduler.max_running,
+            max_waiting_sequences=settings.scheduler.max_queued + settings.scheduler.max_running,
             meter=MemoryMeter(
                 footprint=lambda pid: self.machine.weight_bytes + self.machine.excess_bytes,
                 machine=lambda: self.machine.memory,

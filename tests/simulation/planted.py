@@ -58,13 +58,13 @@ FAULTS: Sequence[Fault] = (
     ),
     _fault(
         "a resumed answer starts over",
-        ("front/link/model_client.py", "    if stream.token_ids:\n", "    if not stream.started:\n"),
+        ("front/link/model_client.py", "    if stream.token_ids:\n", "    if not stream.prefill_finished:\n"),
     ),
     _fault(
         "requests are not sent again after a death",
         ("front/link/model_client.py",
-         "opened.is_sent = opened.is_paused_for_trial = False",
-         "opened.is_paused_for_trial = False"),
+         "open_request.is_sent = open_request.is_paused_for_trial = False",
+         "open_request.is_paused_for_trial = False"),
     ),
     _fault(
         "a request is refused after one death",
@@ -146,8 +146,8 @@ FAULTS: Sequence[Fault] = (
     _fault(
         "a step of a minute is a hang",
         ("front/fleet/process.py",
-         "limit = max(self._hang_seconds, PATIENCE * beat.expected_seconds)",
-         "limit = PATIENCE * beat.expected_seconds"),
+         "limit = max(self._hang_seconds, PATIENCE * heartbeat.expected_seconds)",
+         "limit = PATIENCE * heartbeat.expected_seconds"),
     ),
     # -- the scheduler and the worker's loop
     _fault(

@@ -34,7 +34,7 @@ from tests.simulation.checks import running
 
 def install() -> None:
     """Hook the links, the rounds of workers' loops, the store, sessions and drafts."""
-    send, deliver, receive = WorkerLink.send, WorkerLink._deliver, WorkerLoop._receive
+    send, deliver, receive = WorkerLink.send, WorkerLink._handle_events, WorkerLoop._receive
 
     def watched_send(link: WorkerLink, command: Any) -> bool:
         if isinstance(command, SequenceRequest) and link.is_open:
@@ -221,7 +221,7 @@ def install() -> None:
         if getattr(module, "device_call", None) is device_call:
             module.device_call = watched_device_call
     WorkerLink.send = watched_send  # type: ignore[method-assign]
-    WorkerLink._deliver = watched_deliver  # type: ignore[method-assign]
+    WorkerLink._handle_events = watched_deliver  # type: ignore[method-assign]
     WorkerLoop._receive = watched_receive  # type: ignore[method-assign]
 
 

@@ -60,8 +60,9 @@ _STDIN = "-"
 _MODELS_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _SHUTDOWN_SECONDS = 15.0
-_SHOWN = ("model.path", "model.context_tokens", "server.api_key")
-_SERVER_ONLY = (
+_SHOWN_SETTINGS = ("model.path", "model.context_tokens", "server.api_key")
+# of no use here: a chat uses a running server, or a new one on a loopback port
+_SETTINGS_WITHOUT_OPTION = (
     "server.host",
     "server.port",
     "server.allowed_hosts",
@@ -92,7 +93,7 @@ Ctrl-C stops an answer; the part already shown stays in the conversation.
 Type two slashes to send a message that begins like a command."""
 LEAVE_HINT = "(press Ctrl-C again to leave; Ctrl-D and /exit leave too)"
 _COMMANDS = ("/reset", "/system", "/image", "/stats", "/help", "/exit")
-_LEAVE = frozenset({"/exit", "/quit", "/bye", "/q"})
+_LEAVE_WORDS = frozenset({"/exit", "/quit", "/bye", "/q"})
 _COMMAND_WORD = re.compile(r"/[A-Za-z?]*")  # does not match a path such as /usr/bin
 # an answer that took less time arrived in one piece, so its speed means nothing
 _MIN_SPEED_SECONDS = 0.05
@@ -120,7 +121,7 @@ class NotAModel(HoldfastError):
     """The argument MODEL is a question, or there is no question."""
 
 
-@functools.partial(settings_command, shown=_SHOWN, left_out=_SERVER_ONLY)
+@functools.partial(settings_command, shown=_SHOWN_SETTINGS, left_out=_SETTINGS_WITHOUT_OPTION)
 def chat(
     effective: EffectiveSettings,
     prompt: Annotated[
@@ -151,7 +152,7 @@ def chat(
         effective,
         question,
         url=url,
-        own=own_server,
+        starts_own=own_server,
         system=system,
         options=options,
         images=image or (),
@@ -199,7 +200,7 @@ def run(
             effective,
             question,
             url=url,
-            own=own_server,
+            starts_own=own_server,
             system=system,
             options=options,
             images=image or (),
@@ -212,13 +213,16 @@ def _converse(
     question: str,
     *,
     url: str,
-    own: bool,
+    starts_own: bool,
     system: str,
     options: dict[str, float | None],
     images: Sequence[Path],
     is_one_question: bool,
 ) -> None:
     """Answer the question, or else all typed or piped messages. Then exit.
+
+    url: of the server; empty: a running server of the user, or a new one. starts_own: start a new
+    server even if one is running. options: additional fields of each request.
 
     is_one_question: whether there is only the question, which may be images without a text. images:
     for the question or the first message. Raises ImageUnreadable.
@@ -231,7 +235,7 @@ def _converse(
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         client, model = stack.enter_context(
-            _server(effective, console, url=url, own=own, interactive=interactive)
+            _server(effective, console, url=url, starts_own=starts_own, interactive=interactive)
         )
         lines: Iterator[str] = (line.rstrip("\n") for line in sys.stdin)
         keyboard = None
@@ -287,7 +291,7 @@ def _may_be_available(model: ModelSettings) -> bool:
 
 @contextlib.contextmanager
 def _server(
-    effective: EffectiveSettings, console: Console, *, url: str, own: bool, interactive: bool
+    effective: EffectiveSettings, console: Console, *, url: str, starts_own: bool, interactive: bool
 ) -> Iterator[tuple[ServerClient, str]]:
     """Yield a client of the server, and the model's id there. Raises ServerFailed."""
     settings = effective.settings
@@ -299,9 +303,9 @@ def _server(
         ) as client:
             yield client, client.model(settings.model.path)["id"]
         return
-    found = None if own else _running_server(effective)
-    if found is not None:
-        client, model, pid = found
+    running = None if starts_own else _running_server(effective)
+    if running is not None:
+        client, model, pid = running
         if interactive:
             console.print(
                 f"using the server at {client.url}, pid {pid} (--own-server starts another)",
@@ -321,8 +325,10 @@ def _server(
             try:
                 client = stack.enter_context(own_server(effective, on_state=spinner.update))
             except ServerFailed as error:
-                served = () if available or own else _served_by_running(settings.server.api_key)
-                raise ServerFailed(" ".join((str(error), *served))) from None
+                hints = (
+                    () if available or starts_own else _served_by_running(settings.server.api_key)
+                )
+                raise ServerFailed(" ".join((str(error), *hints))) from None
         yield client, client.model()["id"]
 
 
@@ -337,25 +343,25 @@ def _running_server(effective: EffectiveSettings) -> tuple[ServerClient, str, in
     for key, origin in effective.origins.items():
         if origin.startswith("flag") and key not in _CLIENT_FLAGS:
             return None
-    wanted = effective.settings.model.path
+    wanted_model = effective.settings.model.path
     settings = effective.settings.server
     candidates = sorted(own_servers(), key=lambda server: server.port != settings.port)
-    if not wanted and len(candidates) > 1:
+    if not wanted_model and len(candidates) > 1:
         candidates = [server for server in candidates if server.port == settings.port]
-    locked: KeyRefused | None = None
+    key_error: KeyRefused | None = None
     for server in candidates:
         client = client_of_own(server, api_key=settings.api_key)
         try:
             available = client.model_ids(seconds=_MODELS_SECONDS)
-            if available and (not wanted or wanted in available):
-                return client, wanted or available[0], server.pid
+            if available and (not wanted_model or wanted_model in available):
+                return client, wanted_model or available[0], server.pid
         except KeyRefused as error:
-            locked = locked or error
+            key_error = key_error or error
         except ServerFailed:  # the server does not answer
             pass
         client.close()
-    if locked is not None:
-        raise ServerFailed(f"{locked}, or start another server with --own-server")
+    if key_error is not None:
+        raise ServerFailed(f"{key_error}, or start another server with --own-server")
     return None
 
 
@@ -396,8 +402,8 @@ class ChatSession:
         self._options = options or {}
         self._messages: list[dict[str, Any]] = []  # the conversation, as it is sent
         self._answers: list[Answer] = []  # all answers of the session
-        self._attached: list[dict[str, Any]] = []  # images for the next message
-        self._shown_kind = ""  # kind of the last piece that was shown of the current answer
+        self._attached_images: list[dict[str, Any]] = []  # images for the next message
+        self._last_shown_kind = ""  # kind of the last piece that was shown of the current answer
 
     def run(self, lines: Iterable[str]) -> int:
         """Answer one line after the other, until there are no more lines or one says /exit.
@@ -412,33 +418,38 @@ class ChatSession:
         for line in lines:
             # leading spaces are kept, because they may matter, for example in pasted code
             text = line.strip("\r\n")
-            word = next(iter(text.split()), "")
-            if not word:
+            first_word = next(iter(text.split()), "")
+            if not first_word:
                 continue
-            if word in _LEAVE or (self._interactive and text.strip() in ("exit", "quit")):
+            if first_word in _LEAVE_WORDS or (
+                self._interactive and text.strip() in ("exit", "quit")
+            ):
                 break
-            if word in _COMMANDS or (_COMMAND_WORD.fullmatch(word) and "\n" not in text):
+            if first_word in _COMMANDS or (
+                _COMMAND_WORD.fullmatch(first_word) and "\n" not in text
+            ):
                 self._run_command(text.strip())
             else:
                 message = text.removeprefix("/") if text.startswith("//") else text
                 if self._interactive:
-                    message = self._without_images(message)
+                    message = self._attach_named_images(message)
                 failed |= not self.send_message(message)
         return 1 if failed and not self._interactive else 0
 
     def attach(self, path: Path, part: dict[str, Any]) -> None:
         """Send an image with the next message. part: see `image_part`."""
-        self._attached.append(part)
+        self._attached_images.append(part)
         if self._interactive:
             self._say(f"(attached {path.name})")
 
-    def _without_images(self, text: str) -> str:
+    def _attach_named_images(self, text: str) -> str:
         """Attach the image files whose paths are in a message. Returns the rest of the message."""
-        taken = take_images(text)
-        self._attach_files(taken.images)
-        return taken.text
+        images_taken = take_images(text)
+        self._attach_files(images_taken.images)
+        return images_taken.text
 
     def _attach_files(self, paths: Iterable[Path]) -> None:
+        """Attach image files; if one cannot be read, say so and skip the rest."""
         try:
             for path in paths:
                 self.attach(path, image_part(path))
@@ -450,26 +461,26 @@ class ChatSession:
 
         Returns False if the answer failed. An answer that was stopped has not failed.
         """
-        attached, self._attached = self._attached, []
+        images, self._attached_images = self._attached_images, []
         content: Any = text
-        if attached:
-            content = [*attached, *([{"type": "text", "text": text}] if text else [])]
+        if images:
+            content = [*images, *([{"type": "text", "text": text}] if text else [])]
         self._messages.append({"role": "user", "content": content})
         system = [{"role": "system", "content": self._system}] if self._system else []
         body = {"model": self._model, "messages": system + self._messages, **self._options}
         answer = Answer()
-        self._shown_kind = ""
+        self._last_shown_kind = ""
         try:
-            stopped = asyncio.run(self._stream(body, answer))
+            was_stopped = asyncio.run(self._stream(body, answer))
         except ServerFailed as error:
             self._messages.pop()
-            if self._shown_kind:
+            if self._last_shown_kind:
                 self._console.print()
             complain(str(error))
             return False
-        if self._shown_kind or not self._interactive:
+        if self._last_shown_kind or not self._interactive:
             self._console.print()
-        self._add_answer(answer, stopped=stopped)
+        self._add_answer(answer, was_stopped=was_stopped)
         return True
 
     async def _stream(self, body: dict[str, Any], answer: Answer) -> bool:
@@ -490,14 +501,14 @@ class ChatSession:
         If the output is a pipe, reasoning is not printed, and text is printed exactly as generated.
         """
         kind, text = piece
-        for_person = self._interactive or self._console.is_terminal
-        if kind == "reasoning" and not for_person:
+        is_for_person = self._interactive or self._console.is_terminal
+        if kind == "reasoning" and not is_for_person:
             return
-        if for_person or kind == "call":
+        if is_for_person or kind == "call":
             text = _printable(text)
-        if self._shown_kind and (kind != self._shown_kind or kind == "call"):
+        if self._last_shown_kind and (kind != self._last_shown_kind or kind == "call"):
             self._console.file.write("\n")
-        self._shown_kind = kind
+        self._last_shown_kind = kind
         if kind == "call":
             text = " ".join(text.split())
         if kind == "text":
@@ -506,9 +517,9 @@ class ChatSession:
             self._console.print(text, style="dim", emoji=False, end="")
         self._console.file.flush()
 
-    def _add_answer(self, answer: Answer, *, stopped: bool) -> None:
+    def _add_answer(self, answer: Answer, *, was_stopped: bool) -> None:
         """Add an answer to the conversation. If it is empty, remove its question instead."""
-        if stopped:
+        if was_stopped:
             answer.calls.clear()  # the arguments of the last call may be cut off
         if answer.is_empty:
             # many chat templates allow no second question if the first one has no answer
@@ -516,9 +527,9 @@ class ChatSession:
         else:
             self._messages.append(answer.message())
             self._answers.append(answer)
-        if stopped and answer.is_empty:
+        if was_stopped and answer.is_empty:
             self._say("(stopped before the answer began; your message is dropped)")
-        elif stopped:
+        elif was_stopped:
             self._say("(stopped)")
         elif answer.finish_reason == "length":
             self._say(
@@ -529,8 +540,9 @@ class ChatSession:
             self._say("(the answer is empty; your message is dropped)")
 
     def _run_command(self, text: str) -> None:
-        command, *rest = text.split(maxsplit=1)
-        argument = "".join(rest)
+        """Carry out a command, which begins with a slash."""
+        command, *arguments = text.split(maxsplit=1)
+        argument = "".join(arguments)
         match command:
             case "/reset":
                 self._reset()
@@ -548,47 +560,55 @@ class ChatSession:
             case "/help":
                 self._say(HELP)
             case _:
-                near = difflib.get_close_matches(command, _COMMANDS, n=1)
-                hint = f" did you mean {near[0]}?" if near else ""
+                similar_commands = difflib.get_close_matches(command, _COMMANDS, n=1)
+                hint = f" did you mean {similar_commands[0]}?" if similar_commands else ""
                 self._say(f"there is no command {command};{hint} /help lists the commands")
 
     def _reset(self) -> None:
+        """Start a new conversation; the system prompt stays."""
         self._messages.clear()
-        self._attached.clear()
+        self._attached_images.clear()
         self._answers.clear()
         self._say("(a new conversation)")
 
     def sampling(self) -> str:
         """The sampling parameters and where they come from; empty if unknown."""
-        defaults: dict[str, float] = {}
+        default_values: dict[str, float] = {}
         with contextlib.suppress(NotServed):  # the model was removed
-            defaults = self._client.model(self._model).get("default_sampling") or {}
-        chosen = {name: value for name, value in self._options.items() if name == "temperature"}
-        used = chosen or defaults
-        shown = ", ".join(f"{name} {value:g}" for name, value in used.items())
-        if not used:
+            default_values = self._client.model(self._model).get("default_sampling") or {}
+        chosen_values = {
+            name: value for name, value in self._options.items() if name == "temperature"
+        }
+        used_values = chosen_values or default_values
+        values_text = ", ".join(f"{name} {value:g}" for name, value in used_values.items())
+        if not used_values:
             return ""
         source = "as the model recommends"
-        if chosen:
+        if chosen_values:
             source = "as you asked"
-        elif defaults == DEFAULT_SAMPLING:
+        elif default_values == DEFAULT_SAMPLING:
             source = "Holdfast's defaults, because the model recommends none"
-        return f"sampling: {shown} ({source})"
+        return f"sampling: {values_text} ({source})"
 
     def _statistics(self) -> str:
+        """Tokens and times of the last answer and of the conversation, in words."""
         if not self._answers:
             return "no answer yet"
         last = self._answers[-1]
-        about = "" if last.exact else "about "
-        cached = f" ({last.cached_tokens} of them kept from before)" if last.cached_tokens else ""
-        speed = f", then {last.tokens_per_second:.1f} tokens/s" if last.tokens_per_second else ""
-        total = sum(answer.completion_tokens for answer in self._answers)
+        about = "" if last.has_exact_counts else "about "
+        cached_note = (
+            f" ({last.cached_tokens} of them kept from before)" if last.cached_tokens else ""
+        )
+        speed_note = (
+            f", then {last.tokens_per_second:.1f} tokens/s" if last.tokens_per_second else ""
+        )
+        total_tokens = sum(answer.completion_tokens for answer in self._answers)
         return (
-            f"last answer: {count_text(last.prompt_tokens, 'prompt token')}{cached}, "
+            f"last answer: {count_text(last.prompt_tokens, 'prompt token')}{cached_note}, "
             f"{about}{count_text(last.completion_tokens, 'answer token')}\n"
-            f"first token after {last.first_token_seconds:.2f} s{speed}\n"
+            f"first token after {last.first_token_seconds:.2f} s{speed_note}\n"
             f"conversation: {count_text(len(self._answers), 'answer')}, "
-            f"{count_text(total, 'answer token')}\n"
+            f"{count_text(total_tokens, 'answer token')}\n"
             f"{self.sampling()}"
         ).rstrip()
 
@@ -607,7 +627,7 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
-    exact: bool = False  # True if the server sent the counts; otherwise, pieces of text are counted
+    has_exact_counts: bool = False  # sent by the server; if False, pieces of text are counted
     first_token_seconds: float = 0.0  # from the request to the first text
     total_seconds: float = 0.0  # from the request to the end
     finish_reason: str = ""  # empty: not ended
@@ -674,8 +694,9 @@ async def answer_pieces(
 
 
 def _take_chunk(chunk: dict[str, Any], answer: Answer) -> Iterator[AnswerPiece]:
+    """Add a chunk of the stream to the answer, and yield the new pieces to show."""
     if usage := chunk.get("usage"):
-        answer.exact = True
+        answer.has_exact_counts = True
         answer.prompt_tokens = usage.get("prompt_tokens", 0)
         answer.completion_tokens = usage.get("completion_tokens", 0)
         details = usage.get("prompt_tokens_details") or {}
@@ -684,7 +705,7 @@ def _take_chunk(chunk: dict[str, Any], answer: Answer) -> Iterator[AnswerPiece]:
         delta = choice.get("delta") or {}
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         text = delta.get("content")
-        if not answer.exact and (reasoning or text):
+        if not answer.has_exact_counts and (reasoning or text):
             answer.completion_tokens += 1
         if reasoning:
             answer.reasoning += reasoning
@@ -692,8 +713,8 @@ def _take_chunk(chunk: dict[str, Any], answer: Answer) -> Iterator[AnswerPiece]:
         if text:
             answer.text += text
             yield AnswerPiece("text", text)
-        for part in delta.get("tool_calls") or ():
-            _extend_calls(answer.calls, part)
+        for call_delta in delta.get("tool_calls") or ():
+            _extend_calls(answer.calls, call_delta)
         if reason := choice.get("finish_reason"):
             answer.finish_reason = reason
             for call in answer.calls.values():
@@ -701,14 +722,14 @@ def _take_chunk(chunk: dict[str, Any], answer: Answer) -> Iterator[AnswerPiece]:
                 yield AnswerPiece("call", f"→ {function['name']} {function['arguments']}")
 
 
-def _extend_calls(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+def _extend_calls(calls: dict[int, dict[str, Any]], call_delta: dict[str, Any]) -> None:
     """Add the delta of a tool call to the call with the same index."""
     function = {"name": "", "arguments": ""}
-    new = {"id": part.get("id", ""), "type": "function", "function": function}
-    call = calls.setdefault(part.get("index", 0), new)
-    added = part.get("function") or {}
-    call["function"]["name"] = call["function"]["name"] or added.get("name") or ""
-    call["function"]["arguments"] += added.get("arguments") or ""
+    new_call = {"id": call_delta.get("id", ""), "type": "function", "function": function}
+    call = calls.setdefault(call_delta.get("index", 0), new_call)
+    function_delta = call_delta.get("function") or {}
+    call["function"]["name"] = call["function"]["name"] or function_delta.get("name") or ""
+    call["function"]["arguments"] += function_delta.get("arguments") or ""
 
 
 def _printable(text: str) -> str:
@@ -838,7 +859,7 @@ def own_server(
             yield client
         finally:
             client.close()
-            _end(server)
+            _stop_server(server)
 
 
 def _server_command(effective: EffectiveSettings, port: int) -> list[str]:
@@ -872,6 +893,9 @@ def _wait_until_ready(
     limit_seconds: float,
     on_state: Callable[[str], None],
 ) -> None:
+    """Poll the new server until its model is loaded. Raises ServerFailed if it exits or takes too
+    long.
+    """
     deadline = time.monotonic() + limit_seconds
     while server.poll() is None:
         if time.monotonic() > deadline:
@@ -892,18 +916,19 @@ def _wait_until_ready(
 def _last_error(log: IO[bytes]) -> str:
     """The error line of a server that has exited; if there is none, the server's last line."""
     log.seek(0)
-    last = ""
+    last_line = ""
     last_error = ""
     for line in log.read().decode(errors="replace").splitlines():
-        last = line.strip() or last
+        last_line = line.strip() or last_line
         if line.startswith("holdfast: "):
             last_error = line.removeprefix("holdfast: ")
         # for log.format json
         last_error = json_object(line).get("message") or last_error
-    return last_error or last
+    return last_error or last_line
 
 
-def _end(server: subprocess.Popen[bytes]) -> None:
+def _stop_server(server: subprocess.Popen[bytes]) -> None:
+    """Stop a server that this process started, and wait for its exit."""
     server.terminate()
     try:
         server.wait(_SHUTDOWN_SECONDS)

@@ -36,17 +36,17 @@ class ImagesTaken(NamedTuple):
 
 def take_images(text: str) -> ImagesTaken:
     """Take the paths of existing image files out of a message."""
-    found: list[Path] = []
+    images: list[Path] = []
 
-    def take(match: re.Match[str]) -> str:
+    def take_path(match: re.Match[str]) -> str:
         path = typed_path(match[0])
         if path.is_file():
-            found.append(path)
+            images.append(path)
             return ""
         return match[0]
 
-    rest = _PATH.sub(take, text)
-    return ImagesTaken(rest.strip() if found else text, tuple(found))
+    text_without_paths = _PATH.sub(take_path, text)
+    return ImagesTaken(text_without_paths.strip() if images else text, tuple(images))
 
 
 def typed_path(typed: str) -> Path:

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _SHOWN_LOG_LINES = 12
 _CUDA_WHEELS = {"mlx-cuda-12", "mlx-cuda-13"}
-_UNHIDE_CUDA = "pip install --force-reinstall --no-deps mlx-cuda-13"
+_REINSTALL_CUDA = "pip install --force-reinstall --no-deps mlx-cuda-13"
 # for a clone of the repository; `holdfast` on PyPI is another project
-_INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_UNHIDE_CUDA}"
+_INSTALL_CUDA = f"pip install -c constraints.txt '.[cuda]' && {_REINSTALL_CUDA}"
 
 
 @functools.partial(settings_command, shown=("model.path", "model.context_tokens"))
@@ -73,14 +73,14 @@ def doctor(effective: EffectiveSettings, as_json: Json = False) -> None:
     check_speculation(model, listed=listed)
     # MLX writes compiled code into the run folder
     with run_folder(os.environ), load_progress(effective.settings.log) as progress:
-        found = diagnose(model, listed=listed, progress=progress)
+        diagnosis = diagnose(model, listed=listed, progress=progress)
     if as_json:
-        print_json(found)
+        print_json(diagnosis)
     else:
-        _print_diagnosis(found)
-    for problem in found.problems:
+        _print_diagnosis(diagnosis)
+    for problem in diagnosis.problems:
         complain(problem)
-    if found.problems:
+    if diagnosis.problems:
         raise typer.Exit(BAD_INPUT)
 
 
@@ -141,7 +141,7 @@ def diagnose(
         python=f"{standard_platform.python_version()} ({sys.executable})",
     )
     last_crash = last_report(crash_reports_folder(os.environ))
-    found = Diagnosis(machine=machine, model_name=settings.path, last_crash=last_crash)
+    diagnosis = Diagnosis(machine=machine, model_name=settings.path, last_crash=last_crash)
     for stage, check in (
         ("machine", _check_platform),
         ("speed", _measure_speed),
@@ -151,29 +151,31 @@ def diagnose(
     ):
         progress(stage, 0.0)
         try:
-            check(found, settings, progress)
+            check(diagnosis, settings, progress)
         except HoldfastError as error:
-            found.problems.append(str(error))
+            diagnosis.problems.append(str(error))
         progress(stage, 1.0)
-    found.advice = advice(
-        found.platform,
+    diagnosis.advice = advice(
+        diagnosis.platform,
         system=standard_platform.system(),
         architecture=standard_platform.machine(),
         nvidia_gpu=has_nvidia_gpu(),
         cuda_wheel=has_cuda_wheel(),
     )
-    if found.model is not None:
-        found.advice = (*found.model.warnings, *found.advice)
-    return found
+    if diagnosis.model is not None:
+        diagnosis.advice = (*diagnosis.model.warnings, *diagnosis.advice)
+    return diagnosis
 
 
 def _check_platform(diagnosis: Diagnosis, settings: ModelSettings, progress: object) -> None:
+    """Report on MLX and the BLAS. Like all checks, fills in its part of the diagnosis."""
     from holdfast.cli.machine_report import machine_report
 
     diagnosis.platform = machine_report(threads=settings.threads)
 
 
 def _measure_speed(diagnosis: Diagnosis, settings: ModelSettings, progress: object) -> None:
+    """Measure products with the installed BLAS and, if another one replaces it, with that one."""
     from holdfast.cli.machine_report import measure_gflops
 
     if diagnosis.platform is None:
@@ -188,6 +190,7 @@ def _measure_speed(diagnosis: Diagnosis, settings: ModelSettings, progress: obje
 def _check_model(
     diagnosis: Diagnosis, settings: ModelSettings, progress: Callable[[str, float], None]
 ) -> None:
+    """Fetch the model if necessary, and load it as a worker would."""
     diagnosis.folder = str(resolve_model(settings, progress=progress))
     diagnosis.model_name = served_id(settings)
     if diagnosis.platform is not None:
@@ -202,6 +205,10 @@ def _find_draft(
     *,
     listed: Sequence[ModelSettings],
 ) -> None:
+    """Find the model that can draft for this one. Raises HoldfastError if the named one cannot.
+
+    listed: the models of models.toml, one of which may be the draft model.
+    """
     from holdfast.models.draft_pairs import DraftFolder, draft_of
 
     if diagnosis.folder:
@@ -211,6 +218,7 @@ def _find_draft(
 
 
 def _check_dialect(diagnosis: Diagnosis, settings: ModelSettings, progress: object) -> None:
+    """Find out how the chat template writes tool calls and reasoning."""
     from holdfast.front.prompt.tokenizer_bundle import load_tokenizer_bundle
 
     if diagnosis.folder:
@@ -261,7 +269,7 @@ def advice(
         unused_gpu = "Metal is not used: MLX needs macOS 14 or newer, and no virtual machine"
     elif nvidia_gpu and cuda_wheel:
         # both wheels contain mlx/lib/libmlx.so, so the one installed last hides the other
-        unused_gpu = f"MLX for CUDA is installed, but hidden by MLX for CPUs: {_UNHIDE_CUDA}"
+        unused_gpu = f"MLX for CUDA is installed, but hidden by MLX for CPUs: {_REINSTALL_CUDA}"
     elif nvidia_gpu:
         unused_gpu = (
             "an NVIDIA GPU is not used: in your clone of Holdfast, run `make venv`, or "
@@ -318,6 +326,7 @@ def _print_section(console: Console, title: str, rows: dict[str, str]) -> None:
 
 
 def _mlx_rows(diagnosis: Diagnosis) -> dict[str, str]:
+    """Describe MLX, the device and its speed."""
     report = diagnosis.platform
     speed = diagnosis.speed
     if report is None:
@@ -329,8 +338,8 @@ def _mlx_rows(diagnosis: Diagnosis) -> dict[str, str]:
     if report.device == "gpu":
         rows["working set"] = _gib(report.memory.working_set_bytes)
     else:
-        replaces = ", replaces the built-in one" if report.blas.in_front else ""
-        rows["BLAS"] = f"{report.blas}{replaces}"
+        replaces_note = ", replaces the built-in one" if report.blas.in_front else ""
+        rows["BLAS"] = f"{report.blas}{replaces_note}"
         rows["decoding"] = f"BLAS (no C kernel: {report.blas.no_kernel})"
         if report.blas.few_rows:
             rows["decoding"] = f"C kernel for products of up to {report.blas.few_rows} tokens"
@@ -348,6 +357,7 @@ def _mlx_rows(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _model_rows(diagnosis: Diagnosis) -> dict[str, str]:
+    """Describe the model, and how a worker would run it."""
     from holdfast.front.run.ready_message import context_text
 
     model = diagnosis.model
@@ -356,17 +366,17 @@ def _model_rows(diagnosis: Diagnosis) -> dict[str, str]:
         rows["folder"] = diagnosis.folder
     if model is None:
         return {**rows, "state": "cannot be run, see below"}
-    note = f" ({model.weights_note})" if model.weights_note else ""
+    weights_note = f" ({model.weights_note})" if model.weights_note else ""
     size = f"{model.weight_bytes / (1 << 20):,.0f} MiB"
-    kept = ""
+    kept_note = ""
     if model.kept_layers:
-        kept = (
+        kept_note = (
             f"; {count_text(model.kept_layers, 'weight matrix', 'weight matrices')} kept as stored"
         )
     return {
         **rows,
         "architecture": f"{model.model_type}, {model.parameters / 1e6:,.1f} million parameters",
-        "weights": f"{size}, computed in {model.compute_dtype}{kept}{note}",
+        "weights": f"{size}, computed in {model.compute_dtype}{kept_note}{weights_note}",
         "context": context_text(model.context_tokens, own_tokens=model.own_context_tokens),
         "layout": f"{model.layout} ({model.layout_reason})",
         "attention": model.attention,
@@ -401,46 +411,52 @@ def _quality_text(diagnosis: Diagnosis) -> str:
 
 
 def _dialect_rows(dialect: DialectReport) -> dict[str, str]:
+    """Describe how the model calls tools and reasons."""
     if dialect.tools == "none":
         return {"tools": "none: there is no chat template"}
-    tools = "rendered by the chat template"
+    tools_text = "rendered by the chat template"
     if dialect.tools == "text":
-        tools = f"described in the system message: {dialect.why}"
-    proof = "proven: rendered calls parse back" if dialect.proven else f"not proven: {dialect.why}"
-    history = "kept" if dialect.calls_kept else "calls are written into the text"
-    parallel = "several calls per answer" if dialect.parallel else "one call per answer"
+        tools_text = f"described in the system message: {dialect.why}"
+    proof_text = (
+        "proven: rendered calls parse back" if dialect.proven else f"not proven: {dialect.why}"
+    )
+    history_text = "kept" if dialect.calls_kept else "calls are written into the text"
+    parallel_text = "several calls per answer" if dialect.parallel else "one call per answer"
     rows = {
-        "tools": tools,
-        "calls": f"{dialect.family}, {proof}",
+        "tools": tools_text,
+        "calls": f"{dialect.family}, {proof_text}",
         "ids": dialect.ids,
-        "history": f"{history}, {parallel}",
+        "history": f"{history_text}, {parallel_text}",
     }
     thinking = dialect.thinking
     if thinking is None:
         return {**rows, "thinking": "no markers are known"}
-    opened = ", opened by the prompt" if thinking.opened_by_prompt else ""
-    efforts: dict[str, list[str]] = {}
+    opened_note = ", opened by the prompt" if thinking.opened_by_prompt else ""
+    efforts_of_options: dict[str, list[str]] = {}
     for effort, options in thinking.efforts.items():
-        efforts.setdefault(json.dumps(options), []).append(effort)
-    switch = "; ".join(f"{', '.join(names)}: {options}" for options, names in efforts.items())
+        efforts_of_options.setdefault(json.dumps(options), []).append(effort)
+    switch_text = "; ".join(
+        f"{', '.join(names)}: {options}" for options, names in efforts_of_options.items()
+    )
     return {
         **rows,
-        "thinking": f"{thinking.start} … {thinking.end}{opened}",
-        "switch": switch or "none",
+        "thinking": f"{thinking.start} … {thinking.end}{opened_note}",
+        "switch": switch_text or "none",
     }
 
 
 def _crash_rows(report: CrashReport) -> dict[str, str]:
-    generated = sum(request.generated_tokens for request in report.requests)
-    count = len(report.requests) + report.more_requests
-    served = "while it loaded"
+    """Describe the crash of a worker."""
+    generated_tokens = sum(request.generated_tokens for request in report.requests)
+    requests = len(report.requests) + report.more_requests
+    when_text = "while it loaded"
     if report.served_seconds is not None:
-        served = f"after {report.served_seconds:,.0f} s"
+        when_text = f"after {report.served_seconds:,.0f} s"
     rows = {
-        "when": f"{report.at}, {served}",
+        "when": f"{report.at}, {when_text}",
         "model": report.model,
         "how": report.how,
-        "was serving": f"{count_text(count, 'request')} ({generated:,} tokens generated)",
+        "was serving": f"{count_text(requests, 'request')} ({generated_tokens:,} tokens generated)",
         "memory": _gib(report.resident_bytes),
         "versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()),
     }
@@ -475,7 +491,7 @@ def _load_and_probe(settings: ModelSettings) -> ModelInfo:
     return outcome.model
 
 
-def _print_layout() -> None:
+def _answer_check() -> None:
     """Read ModelSettings from stdin, and print a ModelInfo or an error as JSON."""
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelSettings)
     answer: ModelInfo | str
@@ -488,4 +504,4 @@ def _print_layout() -> None:
 
 
 if __name__ == "__main__":
-    _print_layout()
+    _answer_check()

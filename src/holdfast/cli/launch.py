@@ -37,16 +37,17 @@ from holdfast.cli.server_client import (
 from holdfast.errors import HoldfastError
 from holdfast.models.download import is_demo
 
-_FORWARDED = (signal.SIGTERM, signal.SIGHUP)
-_IGNORED = (signal.SIGINT, signal.SIGQUIT)  # the terminal sends these signals to the agent, too
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+# the terminal sends these signals to the agent, too
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 _TASK_TOKENS = 4_000  # room for a task, besides the agent's own prompt
 # for agents on Node, and for Codex
 _CERTIFICATE_VARIABLES = ("NODE_EXTRA_CA_CERTS", "CODEX_CA_CERTIFICATE")
 _PROXY_VARIABLES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy")
-_NOT_FOUND = 127  # exit code if the program does not exist
+_PROGRAM_NOT_FOUND = 127  # exit code if the program does not exist
 _REAL_MODEL = "mlx-community/Qwen3-4B-4bit"  # a small model with 40,960 tokens of context
 # options that only `launch` has; an agent may have options named like the other ones
-_OPTIONS_OF_NO_AGENT = ("--allow-demo", "--small-model")
+_OPTIONS_OF_LAUNCH_ONLY = ("--allow-demo", "--small-model")
 
 
 Agent: TypeAlias = Annotated[
@@ -110,52 +111,54 @@ def launch(
         "--small-model": small_model,
     }
     with plain_errors():
-        chosen = _chosen_agent(agent, arguments or [])
-        program = chosen.program if print_only else _installed_program(chosen)
+        chosen_agent = _chosen_agent(agent, arguments or [])
+        program = chosen_agent.program if print_only else _installed_program(chosen_agent)
         with (
             client_of(url, api_key) as server,
             tempfile.TemporaryDirectory(prefix=f"holdfast-{agent}-") as folder,
         ):
             target = _target(server, models=(model, small_model), folder=Path(folder))
-            _warn_of_small_context(chosen, target)
-            setup = chosen.setup(target)
-            command = [program, *setup.options, *_passed_on(arguments or [])]
+            _warn_of_small_context(chosen_agent, target)
+            setup = chosen_agent.setup(target)
+            command = [program, *setup.options, *_agent_arguments(arguments or [])]
             if print_only:
                 typer.echo(shell_text(command, setup, secret=target.api_key))
                 return
             complain(_server_line(target, server.pid))
             _check_demo(target, is_allowed=allow_demo)
             environment = {
-                **_no_proxy(target.url, ignores_it=chosen.ignores_no_proxy),
-                **_certificates(target, certificate=server.certificate),
+                **_no_proxy_variables(target.url, ignores_no_proxy=chosen_agent.ignores_no_proxy),
+                **_certificate_variables(target, certificate=server.certificate),
                 **setup.environment,
             }
-            code = _run(command, setup, target, environment=environment)
+            code = _run_agent(command, setup, target, environment=environment)
         if _is_interactive():
             complain(_resume_line(agent, options, allow_demo=allow_demo))
     raise typer.Exit(code)
 
 
 def _installed_program(agent: CodingAgent) -> str:
+    """The path of the agent's program. Exits with a message if it is not installed."""
     program = shutil.which(agent.program)
     if program is None:
         complain(
             f"{agent.title} is not installed: there is no `{agent.program}`. To get it: "
             f"{agent.install}"
         )
-        raise typer.Exit(_NOT_FOUND)
+        raise typer.Exit(_PROGRAM_NOT_FOUND)
     return program
 
 
-def _passed_on(arguments: Sequence[str]) -> Sequence[str]:
+def _agent_arguments(arguments: Sequence[str]) -> Sequence[str]:
     """Return the agent's arguments, without the `--` that other launchers need before them."""
     return arguments[1:] if arguments[:1] == ["--"] else arguments
 
 
 def _list_agents() -> None:
+    """Print all agents, and where each is installed or how to install it."""
     for name, agent in AGENTS.items():
-        place = shutil.which(agent.program) or f"not installed: {agent.install}"
-        typer.echo(f"{name:<10}{agent.title:<13}{place}")
+        location = shutil.which(agent.program) or f"not installed: {agent.install}"
+        typer.echo(f"{name:<10}{agent.title:<13}{location}")
     typer.echo("\nholdfast launch NAME starts one. For other clients see docs/guides/clients.md")
 
 
@@ -165,15 +168,15 @@ def _chosen_agent(name: str, arguments: Sequence[str]) -> CodingAgent:
     Raises LaunchFailed if there is none, or if an option of `launch` follows the name.
     """
     if name not in AGENTS:
-        near = get_close_matches(name, AGENTS, n=1)
+        similar_names = get_close_matches(name, AGENTS, n=1)
         hint = f"The agents are: {', '.join(AGENTS)}; for others see docs/guides/clients.md"
-        if near:
-            hint = f"Did you mean {near[0]}?"
+        if similar_names:
+            hint = f"Did you mean {similar_names[0]}?"
         raise LaunchFailed(f"there is no agent {name}. {hint}")
     options = [argument.partition("=")[0] for argument in arguments]
     if options[:1] == ["--"]:
         return AGENTS[name]
-    misplaced = [option for option in options if option in _OPTIONS_OF_NO_AGENT]
+    misplaced = [option for option in options if option in _OPTIONS_OF_LAUNCH_ONLY]
     if options[:1] == ["--url"]:
         misplaced = ["--url"]
     if misplaced:
@@ -193,7 +196,7 @@ def _target(
     except (KeyRefused, NotServed):
         raise
     except ServerFailed as error:
-        raise ServerFailed(_with_hint(str(error), server)) from None
+        raise ServerFailed(_error_with_hint(str(error), server)) from None
     return AgentTarget(
         url=server.url,
         api_key=server.api_key,
@@ -205,7 +208,7 @@ def _target(
     )
 
 
-def _with_hint(error: str, server: ServerClient) -> str:
+def _error_with_hint(error: str, server: ServerClient) -> str:
     """Append what the user can do to an error."""
     if "not trusted" in error or "speak TLS" in error:
         return f"{error}."
@@ -258,32 +261,32 @@ def _resume_line(name: str, options: Mapping[str, str | None], *, allow_demo: bo
 
     The command that the agent itself prints refers to deleted files.
     """
-    words = ["holdfast launch"]
+    command_words = ["holdfast launch"]
     for option, value in options.items():
         if value:
-            words += [option, shlex.quote(value)]
+            command_words += [option, shlex.quote(value)]
     if allow_demo:
-        words.append("--allow-demo")
-    command = " ".join([*words, name])
+        command_words.append("--allow-demo")
+    command = " ".join([*command_words, name])
     commands = [f"{command} {resume}" for resume in AGENTS[name].resume]
     return f"to continue this conversation: {' or '.join(commands)}"
 
 
-def _certificates(target: AgentTarget, *, certificate: str) -> dict[str, str]:
+def _certificate_variables(target: AgentTarget, *, certificate: str) -> dict[str, str]:
     """Variables that make the agent trust the same certificates as this command, and the server's
     own.
     """
-    ours = [certificate] if certificate else []
+    certificate_files = [certificate] if certificate else []
     # Node ignores SSL_CERT_FILE, which this command uses
     if target.url.startswith("https:") and os.environ.get("SSL_CERT_FILE"):
-        ours.append(os.environ["SSL_CERT_FILE"])
-    if not ours:
+        certificate_files.append(os.environ["SSL_CERT_FILE"])
+    if not certificate_files:
         return {}
     variables = {}
     for name in _CERTIFICATE_VARIABLES:
-        paths = dict.fromkeys([os.environ.get(name, ""), *map(os.path.abspath, ours)])
+        paths = dict.fromkeys([os.environ.get(name, ""), *map(os.path.abspath, certificate_files)])
         existing = [Path(path) for path in paths if path and os.path.isfile(path)]
-        variables[name] = str(existing[0]) if existing else os.path.abspath(ours[-1])
+        variables[name] = str(existing[0]) if existing else os.path.abspath(certificate_files[-1])
         if len(existing) > 1:
             joined = target.folder / f"{name.lower()}.pem"
             joined.write_text("\n".join(path.read_text() for path in existing))
@@ -306,22 +309,22 @@ def _warn_of_small_context(agent: CodingAgent, target: AgentTarget) -> None:
         )
 
 
-def _no_proxy(url: str, *, ignores_it: bool) -> dict[str, str]:
+def _no_proxy_variables(url: str, *, ignores_no_proxy: bool) -> dict[str, str]:
     """Variables that keep the agent from using a proxy for a server on this machine.
 
-    ignores_it: whether the agent ignores NO_PROXY; if so, its proxy variables are removed.
+    ignores_no_proxy: whether the agent ignores NO_PROXY; if so, its proxy variables are removed.
     """
     if not is_loopback(url):
         return {}
-    if ignores_it:
+    if ignores_no_proxy:
         return {name: "" for name in _PROXY_VARIABLES if os.environ.get(name)}
-    before = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    existing_hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     host = urlsplit(url).hostname or ""
-    hosts = f"{before},{host}" if before else host
+    hosts = f"{existing_hosts},{host}" if existing_hosts else host
     return {"NO_PROXY": hosts, "no_proxy": hosts}
 
 
-def _run(
+def _run_agent(
     command: Sequence[str],
     setup: AgentSetup,
     target: AgentTarget,
@@ -334,24 +337,28 @@ def _run(
     """
     for name, text in setup.files.items():
         (target.folder / name).write_text(text)
-    started: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []  # signals that arrived before the agent's process was known
+    processes: list[subprocess.Popen[bytes]] = []  # the agent, once it has started
+    early_signals: list[int] = []  # signals that arrived before the agent's process was known
 
     def forward(number: int, _frame: object) -> None:
-        if not started:
-            early.append(number)
-        for process in started:
+        if not processes:
+            early_signals.append(number)
+        for process in processes:
             process.send_signal(number)
 
     # SIG_IGN would be inherited by the agent
-    handlers = dict.fromkeys(_FORWARDED, forward) | dict.fromkeys(_IGNORED, lambda *_: None)
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    handlers = dict.fromkeys(_FORWARDED_SIGNALS, forward) | dict.fromkeys(
+        _IGNORED_SIGNALS, lambda *_: None
+    )
+    handlers_before = {
+        number: signal.signal(number, handler) for number, handler in handlers.items()
+    }
     try:
-        started.append(subprocess.Popen(command, env={**os.environ, **environment}))
-        for number in early:
-            started[0].send_signal(number)
-        code = started[0].wait()
+        processes.append(subprocess.Popen(command, env={**os.environ, **environment}))
+        for number in early_signals:
+            processes[0].send_signal(number)
+        code = processes[0].wait()
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers_before.items():
             signal.signal(number, handler)
     return code if code >= 0 else 128 - code

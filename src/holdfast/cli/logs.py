@@ -68,23 +68,23 @@ def logs(
     for a server that has stopped. With --level, --request or --text, a running server is asked for
     the lines; it keeps the latest 2,000, also without a log file.
     """
-    given = {"level": level and level.value, "request_id": request, "text": text}
-    wanted = {name: value for name, value in given.items() if value is not None}
-    if wanted:
+    conditions = {"level": level and level.value, "request_id": request, "text": text}
+    filters = {name: value for name, value in conditions.items() if value is not None}
+    if filters:
         with plain_errors(), contextlib.suppress(KeyboardInterrupt):
-            for line in _asked_lines(server, wanted, lines, follows=follow, api_key=api_key):
+            for line in _lines_of_server(server, filters, lines, follows=follow, api_key=api_key):
                 typer.echo(line)
         return
     with plain_errors():
-        path = _log_of(server)
+        path = _log_file_of(server)
         try:
             file = path.open(encoding="utf-8", errors="replace")
-            shown = list(last_lines(path, file, lines))
+            shown_lines = list(last_lines(path, file, lines))
         except OSError as error:
             raise LogUnavailable(
                 f"the log {path} cannot be read: {error.strerror or error}"
             ) from None
-    for line in shown:
+    for line in shown_lines:
         typer.echo(line)
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
@@ -92,32 +92,35 @@ def logs(
                 typer.echo(line)
 
 
-def _asked_lines(
-    number: int | None,
+def _lines_of_server(
+    pid_or_port: int | None,
     filters: Mapping[str, str],
-    most: int,
+    most_lines: int,
     *,
     follows: bool,
     api_key: str | None,
 ) -> Iterator[str]:
-    """Yield lines of a running server. Raises NoSuchServer, ServerFailed."""
+    """Yield the last lines that a running server keeps in memory; then, if `follows`, new ones.
+
+    Raises NoSuchServer, ServerFailed.
+    """
     from holdfast.front.telemetry.log_ring import MOST_LINES
 
     if api_key is None:
         api_key = read_settings().settings.server.api_key
-    after = 0
-    with client_of_own(chosen_server(number), api_key=api_key) as client:
+    last_number = 0
+    with client_of_own(chosen_server(pid_or_port), api_key=api_key) as client:
         while True:
-            query = {**filters, "after": str(after)}
-            found = client.call("GET", "/admin/logs", params=query)["lines"]
-            for line in found[max(0, len(found) - most) :]:
+            query = {**filters, "after": str(last_number)}
+            new_lines = client.call("GET", "/admin/logs", params=query)["lines"]
+            for line in new_lines[max(0, len(new_lines) - most_lines) :]:
                 yield line_text(line)
             if not follows:
-                if not found:
+                if not new_lines:
                     complain(f"no line matches among the latest {MOST_LINES:,} of {client.url}")
                 return
-            after = max([after, *(line["number"] for line in found)])
-            most = MOST_LINES  # from now on, every new line
+            last_number = max([last_number, *(line["number"] for line in new_lines)])
+            most_lines = MOST_LINES  # from now on, every new line
             time.sleep(_ASK_AGAIN_SECONDS)
 
 
@@ -130,7 +133,7 @@ def line_text(line: Mapping[str, Any]) -> str:
     return f"{at} {line['level'].upper():7} {text}"
 
 
-def _log_of(number: int | None) -> Path:
+def _log_file_of(pid_or_port: int | None) -> Path:
     """Return the log of the server with this process id or port.
 
     Raises LogUnavailable, NoSuchServer.
@@ -139,30 +142,31 @@ def _log_of(number: int | None) -> Path:
     from holdfast.front.telemetry.logs import LOG_SUFFIX
 
     running = own_servers()
-    with_log = [server for server in running if server.log_file]
-    files: list[Path] = []
+    servers_with_log = [server for server in running if server.log_file]
+    log_files: list[Path] = []
     with contextlib.suppress(RuntimeError):  # the user lacks a home folder
-        files = sorted(logs_folder(os.environ).glob(f"*{LOG_SUFFIX}"), key=_modified_at)
-    if number is None and len(with_log) == 1:
-        return Path(with_log[0].log_file)
-    if number is None and not with_log:
-        if not files:
+        log_files = sorted(logs_folder(os.environ).glob(f"*{LOG_SUFFIX}"), key=_modified_at)
+    if pid_or_port is None and len(servers_with_log) == 1:
+        return Path(servers_with_log[0].log_file)
+    if pid_or_port is None and not servers_with_log:
+        if not log_files:
             raise LogUnavailable(f"no server has written a log file; {_LOG_HINT}")
-        return files[-1]
-    if not any(number in (server.pid, server.port) for server in running):
-        name = re.compile(rf"server-{number}(-\d+)?{re.escape(LOG_SUFFIX)}")
-        stopped = [path for path in files if name.fullmatch(path.name)]
-        if stopped:
-            return stopped[-1]
-    chosen = chosen_server(number)
-    if not chosen.log_file:
+        return log_files[-1]
+    if not any(pid_or_port in (server.pid, server.port) for server in running):
+        name = re.compile(rf"server-{pid_or_port}(-\d+)?{re.escape(LOG_SUFFIX)}")
+        logs_of_port = [path for path in log_files if name.fullmatch(path.name)]
+        if logs_of_port:
+            return logs_of_port[-1]
+    server = chosen_server(pid_or_port)
+    if not server.log_file:
         raise LogUnavailable(
-            f"the server at {chosen.url} logs to its standard error only; {_LOG_HINT}"
+            f"the server at {server.url} logs to its standard error only; {_LOG_HINT}"
         )
-    return Path(chosen.log_file)
+    return Path(server.log_file)
 
 
 def _modified_at(path: Path) -> float:
+    """When the file was last written, in seconds since the epoch."""
     try:
         return path.stat().st_mtime
     except OSError:  # the file was just rotated
@@ -174,17 +178,17 @@ def last_lines(path: Path, file: TextIO, number: int) -> Iterator[str]:
 
     If it has too few, includes lines of its rotated files.
     """
-    found = deque(file, maxlen=number)
+    lines = deque(file, maxlen=number)
     for age in range(1, 101):
-        if len(found) >= number:
+        if len(lines) >= number:
             break
         rotated = path.with_name(f"{path.name}.{age}")
         try:
-            with rotated.open(encoding="utf-8", errors="replace") as older:
-                found.extendleft(reversed(deque(older, maxlen=number - len(found))))
+            with rotated.open(encoding="utf-8", errors="replace") as older_file:
+                lines.extendleft(reversed(deque(older_file, maxlen=number - len(lines))))
         except FileNotFoundError:
             break
-    return (line.rstrip("\n") for line in found)
+    return (line.rstrip("\n") for line in lines)
 
 
 def followed(path: Path, file: TextIO) -> Iterator[str]:
@@ -205,6 +209,7 @@ def followed(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _is_rotated(path: Path, file: TextIO) -> bool:
+    """Whether `path` is now another file than the open one."""
     try:
         return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:  # the new file does not exist yet

@@ -41,7 +41,9 @@ def measure_gflops(*, blas: bool, threads: int | None = None, size: int = 0) -> 
     blas: whether to load a faster BLAS before MLX. size: rows and columns of the matrices; 0
     means 1,024 on a CPU and 4,096 on a GPU. Takes about two seconds. Raises HoldfastError.
     """
-    speed: float = _child("gflops", str(int(blas)), str(threads or 0), str(size), answer_type=float)
+    speed: float = _run_in_child_process(
+        "gflops", str(int(blas)), str(threads or 0), str(size), answer_type=float
+    )
     return speed
 
 
@@ -50,56 +52,65 @@ def machine_report(*, threads: int | None = None) -> MachineReport:
 
     Raises HoldfastError.
     """
-    report: MachineReport = _child("report", str(threads or 0), answer_type=MachineReport)
+    report: MachineReport = _run_in_child_process(
+        "report", str(threads or 0), answer_type=MachineReport
+    )
     return report
 
 
-def _report() -> MachineReport:
+def _create_report() -> MachineReport:
     """Create the report for this process. Imports MLX."""
-    found = platform.report()
+    platform_report = platform.report()
     blas = current_blas()
     return MachineReport(
-        **{each.name: getattr(found, each.name) for each in dataclasses.fields(found)},
+        **{
+            member.name: getattr(platform_report, member.name)
+            for member in dataclasses.fields(platform_report)
+        },
         blas=blas,
-        recommendations=tuple(_recommendations(found.backend, blas, found.can_compile)),
+        recommendations=tuple(
+            _recommendations(platform_report.backend, blas, platform_report.can_compile)
+        ),
     )
 
 
 def _recommendations(backend: str, blas: BlasReport, can_compile: bool) -> list[str]:
-    found = []
+    """What the user can install or change so that models run faster."""
+    texts = []
     if backend == "cpu" and sys.platform == "linux":
-        found += _recommendations_about(blas)
+        texts += _blas_recommendations(blas)
     if not can_compile:
-        found.append("install g++: MLX compiles fused operations with it")
+        texts.append("install g++: MLX compiles fused operations with it")
     if backend == "cuda" and shutil.which("nvcc") is None:
-        found.append("install the CUDA toolkit: MLX compiles fused operations with it")
-    return found
+        texts.append("install the CUDA toolkit: MLX compiles fused operations with it")
+    return texts
 
 
-def _recommendations_about(blas: BlasReport) -> list[str]:
-    """blas: of a Linux CPU."""
-    found = []
+def _blas_recommendations(blas: BlasReport) -> list[str]:
+    """Recommend a faster BLAS, or settings with which it is used. For Linux on a CPU."""
+    texts = []
     if not blas.in_front:
-        found.append(
+        texts.append(
             "install a C compiler (Debian: apt install g++), with which Holdfast uses numpy's "
             "OpenBLAS, or OpenBLAS (Debian: apt install libopenblas0-pthread): matrix products "
             "become about ten times faster"
         )
     elif not blas.few_rows:
-        found.append(
+        texts.append(
             f"let Holdfast use its C kernels ({blas.no_kernel}): decoding becomes several times as "
             "fast"
         )
     unused = unused_instructions(blas.core)
     if unused:
-        found.append(
+        texts.append(
             f"unset OPENBLAS_CORETYPE: it makes OpenBLAS use its kernels for {blas.core}, without "
             f"this CPU's {unused}"
         )
-    return found
+    return texts
 
 
-def _child(*arguments: str, answer_type: Any) -> Any:
+def _run_in_child_process(*arguments: str, answer_type: Any) -> Any:
+    """Run this module with these arguments, and return its answer. Raises HoldfastError."""
     return answer_of(
         "holdfast.cli.machine_report",
         *arguments,
@@ -109,7 +120,8 @@ def _child(*arguments: str, answer_type: Any) -> Any:
     )
 
 
-def _gflops(*, blas: bool, threads: int, size: int) -> float:
+def _measured_gflops(*, blas: bool, threads: int, size: int) -> float:
+    """Measure in this process: the best of several products. size: 0: by device."""
     if blas:
         prepare_blas(threads)
     mx = importlib.import_module("mlx.core")
@@ -127,12 +139,15 @@ def _gflops(*, blas: bool, threads: int, size: int) -> float:
 
 
 def _main(arguments: list[str]) -> None:
+    """The child process: measure or report, and print the answer as JSON."""
     match arguments:
         case ["gflops", blas, threads, size]:
-            answer: object = _gflops(blas=blas == "1", threads=int(threads), size=int(size))
+            answer: object = _measured_gflops(
+                blas=blas == "1", threads=int(threads), size=int(size)
+            )
         case ["report", threads]:
             prepare_blas(int(threads))
-            answer = _report()
+            answer = _create_report()
         case _:
             raise SystemExit(
                 "usage: python -m holdfast.cli.machine_report gflops BLAS THREADS SIZE | report THREADS"

@@ -37,7 +37,7 @@ _SEVERAL_MODELS = {
 _HELP = "help"
 _BENCH = "bench"
 # what users of other programs may type → our command, where the names are not similar
-_ELSEWHERE = {
+_COMMAND_OF_OTHER_WORD = {
     "talk": "chat",
     "up": "serve",
     "start": "serve",
@@ -71,8 +71,10 @@ class CommandGroup(TyperGroup):
         """Find the command, or fail with a suggestion."""
         word = args[0]
         if word not in self.commands and not word.startswith("-"):
-            if word in _ELSEWHERE:
-                ctx.fail(f"No such command '{word}'. Did you mean '{_ELSEWHERE[word]}'?")
+            if word in _COMMAND_OF_OTHER_WORD:
+                ctx.fail(
+                    f"No such command '{word}'. Did you mean '{_COMMAND_OF_OTHER_WORD[word]}'?"
+                )
             if word == _BENCH:
                 ctx.fail(
                     "No such command 'bench'. The benchmarks come with a clone of the repository: "
@@ -102,14 +104,14 @@ def version() -> None:
     """Print the versions of Holdfast, Python and MLX."""
     typer.echo(
         f"holdfast {package.__version__} (distribution {package.DISTRIBUTION}: "
-        f"{_installed(package.DISTRIBUTION)})"
+        f"{_installed_version(package.DISTRIBUTION)})"
     )
     typer.echo(f"python {platform.python_version()}")
     for name in ("mlx", "mlx-lm"):
-        typer.echo(f"{name} {_installed(name)}")
+        typer.echo(f"{name} {_installed_version(name)}")
 
 
-def _and_leave(is_given: bool) -> None:
+def _print_version_and_exit(is_given: bool) -> None:
     if is_given:
         version()
         raise typer.Exit
@@ -118,12 +120,16 @@ def _and_leave(is_given: bool) -> None:
 Version: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--version", "-V", callback=_and_leave, is_eager=True, help="Print the versions and exit."
+        "--version",
+        "-V",
+        callback=_print_version_and_exit,
+        is_eager=True,
+        help="Print the versions and exit.",
     ),
 ]
 
 
-def _installed(name: str) -> str:
+def _installed_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -145,33 +151,34 @@ def holdfast(version: Version = False) -> None:
     require_working_folder()
 
 
+# panels of the help, by kind of commands
 _SERVING = "Serve and chat"
 _SERVERS = "Running servers"
-_KEPT = "Models and data"
+_MODELS = "Models and data"
 _MACHINE = "This machine"
 
 for panel, commands in {
     _SERVING: (serve, run, chat),
     _SERVERS: (ps, stop, logs, performance, load, unload),
-    _KEPT: (quality,),
+    _MODELS: (quality,),
     _MACHINE: (doctor, config, version),
 }.items():
     for command in commands:
-        kind = ModelCommand if command.__name__ in _SEVERAL_MODELS else None
-        app.command(rich_help_panel=panel, cls=kind)(command)
+        command_class = ModelCommand if command.__name__ in _SEVERAL_MODELS else None
+        app.command(rich_help_panel=panel, cls=command_class)(command)
 # Everything after the agent's name is passed to the agent.
 app.command(
     rich_help_panel=_SERVING,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )(launch)
 app.add_typer(sessions, name="sessions", rich_help_panel=_SERVERS)
-app.add_typer(models, name="models", rich_help_panel=_KEPT)
-app.add_typer(store, name="store", rich_help_panel=_KEPT)
-app.add_typer(state, name="state", rich_help_panel=_KEPT)
+app.add_typer(models, name="models", rich_help_panel=_MODELS)
+app.add_typer(store, name="store", rich_help_panel=_MODELS)
+app.add_typer(state, name="state", rich_help_panel=_MODELS)
 app.add_typer(keys, name="keys", rich_help_panel=_MACHINE)
 app.add_typer(service, name="service", rich_help_panel=_MACHINE)
-for found in entry_points(group=FURTHER_COMMANDS):
-    app.add_typer(found.load(), name=found.name, rich_help_panel=_MACHINE)
+for entry_point in entry_points(group=FURTHER_COMMANDS):
+    app.add_typer(entry_point.load(), name=entry_point.name, rich_help_panel=_MACHINE)
 
 if __name__ == "__main__":
     app()

@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from holdfast.machine.device_memory import DeviceMemory
 
 _GIB = 1 << 30
-_MACHINES = (16 * _GIB, 32 * _GIB, 64 * _GIB)
-_AGENT_TOKENS = (8192, 32768, 131072)
+_TYPICAL_MEMORY_BYTES = (16 * _GIB, 32 * _GIB, 64 * _GIB)
+_AGENT_TOKENS = (8192, 32768, 131072)  # context lengths of an agent to report about
 _MAX_FLOAT32_SHARE = 0.75  # of the memory; on a CPU, larger models stay quantized (`weight_format`)
 
 models = typer.Typer(help="List, pull, remove and inspect models.", no_args_is_help=True)
@@ -106,23 +106,23 @@ def list_models(
     with plain_errors():
         settings = _settings(models_file)
         catalog = _catalog(settings)
-        server, served = _first_running(url, api_key)
-        rows = [_row(entry, served) for entry in catalog.entries]
+        server, served_models = _first_served_models(url, api_key)
+        rows = [_catalog_row(entry, served_models) for entry in catalog.entries]
         left_out = [
-            {"name": each.name, "reason": each.reason, "origin": each.origin}
-            for each in catalog.excluded
+            {"name": excluded.name, "reason": excluded.reason, "origin": excluded.origin}
+            for excluded in catalog.excluded
         ]
-        only_served = _only_served(rows, served or {})
+        only_served = _only_served(rows, served_models or {})
         if as_json:
             print_json(
                 {"server": server, "models": rows, "only_served": only_served, "left_out": left_out}
             )
             return
-        _print_models(rows, only_served, with_state=served is not None)
+        _print_models(rows, only_served, with_state=served_models is not None)
         if server is not None:
             typer.echo(f"the states are those of the server at {server}")
-        for each in left_out:
-            typer.echo(f"left out: {each['name']} ({each['origin']}): {each['reason']}")
+        for excluded in left_out:
+            typer.echo(f"left out: {excluded['name']} ({excluded['origin']}): {excluded['reason']}")
 
 
 @models.command("pull")
@@ -145,8 +145,8 @@ def pull(
                 on_step=lambda stage, done, total: progress(stage, done / max(total, 1)),
             )
             progress("ready", 1.0)
-        what = f"{count_text(pulled.files, 'file')}, {size_text(pulled.file_bytes)}"
-        typer.echo(f"{source.name}: {what}, as on the Hub, in {pulled.folder}")
+        pulled_text = f"{count_text(pulled.files, 'file')}, {size_text(pulled.file_bytes)}"
+        typer.echo(f"{source.name}: {pulled_text}, as on the Hub, in {pulled.folder}")
         check_loadable(pulled.folder)
 
 
@@ -166,12 +166,14 @@ def remove(
         source = _hub_source(model, "", _settings(models_file))
         cache = hub_cache_folder(os.environ)
         removal = removal_of(source.name, cache)
-        _refuse_loaded(source.name, _running(url, api_key))
-        freed = size_text(removal.expected_freed_size)
+        _check_not_loaded(source.name, _served_models(url, api_key))
+        freed_text = size_text(removal.expected_freed_size)
         if not yes:
-            typer.confirm(f"Remove {source.name} from {cache}? This frees {freed}.", abort=True)
+            typer.confirm(
+                f"Remove {source.name} from {cache}? This frees {freed_text}.", abort=True
+            )
         removal.execute()
-        typer.echo(f"removed {source.name}; {freed} are free again")
+        typer.echo(f"removed {source.name}; {freed_text} are free again")
 
 
 @models.command("info")
@@ -185,15 +187,16 @@ def info(
     with plain_errors():
         entry, catalog = _any_entry(model, _settings(models_file))
         source = model_source(entry.model.path, revision=revision or entry.model.revision)
-        found = fit_of(source)
+        fit = fit_of(source)
         draft = _draft_model(entry, source, catalog)
         if as_json:
-            print_json(found.as_json() | {"draft_model": draft or None})
+            print_json(fit.as_json() | {"draft_model": draft or None})
         else:
-            _print_fit(found, draft)
+            _print_fit(fit, draft)
 
 
 def _settings(models_file: Path | None) -> Settings:
+    """Read the settings. models_file: replaces the default models.toml."""
     flags = {"catalog.file": None if models_file is None else str(models_file)}
     return read_settings(flags).settings
 
@@ -212,8 +215,8 @@ def _any_entry(model: str, settings: Settings) -> tuple[CatalogEntry, Catalog]:
     catalog = _catalog(settings)
     entry = catalog.find(model)
     if entry is None:
-        named = replace(settings, model=replace(settings.model, path=model))
-        catalog = _catalog(named)
+        settings_for_model = replace(settings, model=replace(settings.model, path=model))
+        catalog = _catalog(settings_for_model)
         entry = catalog.entries[0]
     return entry, catalog
 
@@ -224,20 +227,20 @@ def _draft_model(entry: CatalogEntry, source: ModelSource, catalog: Catalog) -> 
     """
     from holdfast.models.draft_pairs import DraftFolder, draft_of, named_draft
 
-    named = entry.model.speculation
+    setting = entry.model.speculation
     listed = [each.model for each in catalog.entries]
     folder = _complete_folder(source)
-    if named not in ("auto", "off"):
-        draft = named_draft(named, listed)
-        place = _complete_folder(source_of(draft))
-        if folder is None or place is None:
-            return named
+    if setting not in ("auto", "off"):
+        draft = named_draft(setting, listed)
+        draft_folder = _complete_folder(source_of(draft))
+        if folder is None or draft_folder is None:
+            return setting
     if folder is None:
         return ""
-    found = draft_of(
-        DraftFolder(name=entry.name, folder=folder), named, listed=listed, environ=os.environ
+    found_draft = draft_of(
+        DraftFolder(name=entry.name, folder=folder), setting, listed=listed, environ=os.environ
     )
-    return "" if found is None else found.name
+    return "" if found_draft is None else found_draft.name
 
 
 def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
@@ -247,16 +250,16 @@ def _hub_source(model: str, revision: str, settings: Settings) -> ModelSource:
     """
     entry = _catalog(settings).find(model)
     if entry is not None:
-        found = hub_model_of(entry.model, hub_cache_folder(os.environ))
-        if found is not None:
-            return replace(found, revision=revision or found.revision)
+        hub_model = hub_model_of(entry.model, hub_cache_folder(os.environ))
+        if hub_model is not None:
+            return replace(hub_model, revision=revision or hub_model.revision)
     source = hub_source(model, revision=revision)
     if source is None:
         raise ConfigError(f"{model} is not the id (owner/name) or name of a Hub model")
     return source
 
 
-def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
+def _served_models(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
     """The models of the server at `url`, or else of all the user's servers on this machine: URL →
     id → model.
 
@@ -278,7 +281,7 @@ def _running(url: str | None, api_key: str | None) -> dict[str, dict[str, Any]]:
     return served
 
 
-def _first_running(
+def _first_served_models(
     url: str | None, api_key: str | None
 ) -> tuple[str | None, dict[str, Any] | None]:
     """Return the URL and the models of the first running server; two Nones if there is none.
@@ -286,24 +289,33 @@ def _first_running(
     If a server does not answer, prints a line and also returns two Nones.
     """
     try:
-        return next(iter(_running(url, api_key).items()), (None, None))
+        return next(iter(_served_models(url, api_key).items()), (None, None))
     except ServerFailed as error:
         complain(f"the state of the models is unknown: {error}")
         return None, None
 
 
-def _refuse_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_not_loaded(hub_id: str, served: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError if a running server has the Hub model loaded.
+
+    served: the models of each server, as URL → id → model.
+    """
     for server, cards in served.items():
         for name, card in cards.items():
-            is_meant = hub_id in (name, *card.get("aliases", ()))
-            if is_meant and card.get("state") not in (None, "unloaded", "failed"):
+            is_hub_model = hub_id in (name, *card.get("aliases", ()))
+            if is_hub_model and card.get("state") not in (None, "unloaded", "failed"):
                 raise ConfigError(
                     f"{hub_id} is {card['state']} in the server at {server}; unload it first: "
                     f"holdfast unload {name}"
                 )
 
 
-def _row(entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+def _catalog_row(
+    entry: CatalogEntry, served: Mapping[str, Mapping[str, Any]] | None
+) -> dict[str, Any]:
+    """Describe a model of the catalog, as `--json` prints it. served: the models of a running
+    server; None: none runs.
+    """
     folder = local_folder(source_of(entry.model), os.environ)
     return {
         "name": entry.name,
@@ -329,17 +341,17 @@ def _only_served(
     rows: Iterable[Mapping[str, Any]], served: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The models and adapters that a server has, but that are not in the rows of the catalog."""
-    listed = set()
+    listed_names = set()
     for row in rows:
-        listed |= {row["name"], *(_adapted(row["name"], name) for name in row["adapters"])}
+        listed_names |= {row["name"], *(_adapter_id(row["name"], name) for name in row["adapters"])}
     return [
         {"name": name, **{key: card.get(key) for key in ("state", "aliases", "parent")}}
         for name, card in served.items()
-        if name not in listed
+        if name not in listed_names
     ]
 
 
-def _adapted(model: str, adapter: str) -> str:
+def _adapter_id(model: str, adapter: str) -> str:
     return f"{model}{SEPARATOR}{adapter}"
 
 
@@ -351,19 +363,27 @@ def _adapter_bytes(folder: Path) -> int:
 def _print_models(
     rows: list[dict[str, Any]], only_served: list[dict[str, Any]], *, with_state: bool
 ) -> None:
+    """Print the rows of the catalog, with their adapters, and what only the server has."""
     state_column = ["state"] if with_state else []
     table = new_table(
         "name", *state_column, "weights", "aliases", "notes", "from", right=("weights",)
     )
     for row in rows:
         size = "not fetched" if row["folder"] is None else size_text(row["weight_bytes"])
-        state = [row["state"] or "not served"] if with_state else []
+        state_cell = [row["state"] or "not served"] if with_state else []
         origin = row["origin"] or ("comes with Holdfast" if row["name"] == row["model"] else "")
-        table.add_row(row["name"], *state, size, ", ".join(row["aliases"]), _notes(row), origin)
-        for adapter, place in row["adapters"].items():
-            name = _adapted(row["name"], adapter)
+        table.add_row(
+            row["name"], *state_cell, size, ", ".join(row["aliases"]), _notes(row), origin
+        )
+        for adapter, adapter_folder in row["adapters"].items():
+            name = _adapter_id(row["name"], adapter)
             table.add_row(
-                name, *state, size_text(_adapter_bytes(Path(place))), "", "adapter", place
+                name,
+                *state_cell,
+                size_text(_adapter_bytes(Path(adapter_folder))),
+                "",
+                "adapter",
+                adapter_folder,
             )
     for card in only_served:
         notes = "adapter" if card["parent"] else ""
@@ -373,6 +393,7 @@ def _print_models(
 
 
 def _notes(row: Mapping[str, Any]) -> str:
+    """The settings of a model that differ from the defaults, in words."""
     notes = []
     if row["pinned"]:
         notes.append("pinned")
@@ -434,42 +455,48 @@ def fit_of(source: ModelSource) -> ModelFit:
 
     folder = _complete_folder(source)
     stored = size_on_hub(source) if folder is None else size_of_folder(folder)
-    sequence = sequence_size_of(stored.config)
-    context = known_context_tokens(stored.config) or UNKNOWN_CONTEXT_TOKENS
-    memory = memory_report(working_set_bytes=sequence.working_set_bytes)
-    usable = sequence.working_set_bytes or memory.available_bytes
+    sequence_size = sequence_size_of(stored.config)
+    context_tokens = known_context_tokens(stored.config) or UNKNOWN_CONTEXT_TOKENS
+    memory = memory_report(working_set_bytes=sequence_size.working_set_bytes)
+    usable_bytes = sequence_size.working_set_bytes or memory.available_bytes
     weight_bytes = stored.weight_bytes
     float32_bytes = 4 * stored.parameters
     if (
-        sequence.is_on_cpu
-        and float32_bytes <= usable * _MAX_FLOAT32_SHARE
+        sequence_size.is_on_cpu
+        and float32_bytes <= usable_bytes * _MAX_FLOAT32_SHARE
         and not _keeps_weights(stored)
     ):
         weight_bytes = float32_bytes
     here = Need(
         weight_bytes=weight_bytes,
-        bytes_per_token=sequence.bytes_per_token,
-        fixed_bytes=sequence.fixed_bytes,
+        bytes_per_token=sequence_size.bytes_per_token,
+        fixed_bytes=sequence_size.fixed_bytes,
     )
-    halves = 2 if sequence.is_on_cpu else 1  # KV takes 32 bits on a CPU and 16 on a GPU
+    gpu_divisor = 2 if sequence_size.is_on_cpu else 1  # KV takes 32 bits on a CPU and 16 on a GPU
     on_gpu = Need(
         weight_bytes=stored.weight_bytes,
-        bytes_per_token=sequence.bytes_per_token // halves,
-        fixed_bytes=sequence.fixed_bytes // halves,
+        bytes_per_token=sequence_size.bytes_per_token // gpu_divisor,
+        fixed_bytes=sequence_size.fixed_bytes // gpu_divisor,
     )
-    lengths = [tokens for tokens in _AGENT_TOKENS if tokens <= context] or [context]
+    agent_tokens = [tokens for tokens in _AGENT_TOKENS if tokens <= context_tokens] or [
+        context_tokens
+    ]
     return ModelFit(
         name=source.name,
         place="on the Hub, not fetched" if folder is None else str(folder),
         stored=stored,
-        context_tokens=context,
+        context_tokens=context_tokens,
         here=here,
-        usable_bytes=usable,
+        usable_bytes=usable_bytes,
         memory=memory,
-        agents_here={tokens: here.agents(tokens, memory_bytes=usable) for tokens in lengths},
+        agents_here={
+            tokens: here.agents(tokens, memory_bytes=usable_bytes) for tokens in agent_tokens
+        },
         choices=tuple(
-            choice_for(total, on_gpu, parameters=stored.parameters, context_tokens=context)
-            for total in _MACHINES
+            choice_for(
+                memory_bytes, on_gpu, parameters=stored.parameters, context_tokens=context_tokens
+            )
+            for memory_bytes in _TYPICAL_MEMORY_BYTES
         ),
     )
 
@@ -502,11 +529,12 @@ def _complete_folder(source: ModelSource) -> Path | None:
     return folder
 
 
-def _images(config: Mapping[str, Any]) -> str:
+def _images_text(config: Mapping[str, Any]) -> str:
     return "read" if can_see(config) else f"read with the extra vision; {HOW_TO_INSTALL}"
 
 
 def _print_fit(fit: ModelFit, draft_model: str) -> None:
+    """Print a model's size and how it fits, here and on typical machines."""
     stored = fit.stored
     weights = f"{size_text(stored.weight_bytes)}, {stored.bits_per_weight:.1f} bits each"
     if fit.here.weight_bytes != stored.weight_bytes:
@@ -527,7 +555,7 @@ def _print_fit(fit: ModelFit, draft_model: str) -> None:
             ("weights", weights),
             ("context", f"{fit.context_tokens:,} tokens"),
             ("KV", kv),
-            *([("images", _images(stored.config))] if has_vision(stored.config) else []),
+            *([("images", _images_text(stored.config))] if has_vision(stored.config) else []),
             ("draft model", draft_model),
             ("this machine", usable),
             ("", verdict),

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from rich.table import Table
 
-_NO_LIMIT = 1 << 16  # a width in characters
+_NO_LIMIT = 1 << 16  # width in characters of a table in a pipe, so that no row is wrapped
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-FAILED = 1  # exit code
+# exit codes
+FAILED = 1
 BAD_INPUT = 2
 
 
@@ -148,18 +149,18 @@ def load_progress(log: LogSettings) -> Iterator[Callable[[str, float], None]]:
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
-    bars = Progress(
+    progress = Progress(
         *columns,
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
     )
-    drawing = LoadBar(bars)
+    bar = LoadBar(progress)
     try:
-        yield drawing
+        yield bar
     finally:
-        drawing.stop()
+        bar.stop()
 
 
 class LoadBar:
@@ -168,8 +169,8 @@ class LoadBar:
     Called from one thread only.
     """
 
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self._logs_above = contextlib.ExitStack()  # while open, log lines appear above the bar
         self._stage = ""
         self._task: TaskID | None = None  # None: nothing is shown
@@ -180,20 +181,20 @@ class LoadBar:
             self.stop()
             return
         if self._task is None:
-            self._bars.start()
-            self._logs_above.enter_context(_logs_above(self._bars.console))
-            self._task = self._bars.add_task(stage, total=1.0)
+            self._progress.start()
+            self._logs_above.enter_context(_logs_above(self._progress.console))
+            self._task = self._progress.add_task(stage, total=1.0)
         elif stage != self._stage:
-            self._bars.reset(self._task, description=stage)
+            self._progress.reset(self._task, description=stage)
         self._stage = stage
-        self._bars.update(self._task, completed=min(1.0, max(0.0, fraction)))
+        self._progress.update(self._task, completed=min(1.0, max(0.0, fraction)))
 
     def stop(self) -> None:
         """Remove the line. May be called twice. If a worker restarts, the line comes back."""
         if self._task is not None:
             self._logs_above.close()
-            self._bars.stop()
-            self._bars.remove_task(self._task)
+            self._progress.stop()
+            self._progress.remove_task(self._task)
             self._task = None
 
 
@@ -207,11 +208,13 @@ def _logs_above(console: Console) -> Iterator[None]:
         for handler in logging.getLogger().handlers
         if isinstance(handler, logging.StreamHandler)
     ]
-    moved = [(handler, handler.stream) for handler in handlers if handler.stream is sys.stderr]
-    for handler, stream in moved:
+    handlers_of_stderr = [
+        (handler, handler.stream) for handler in handlers if handler.stream is sys.stderr
+    ]
+    for handler, stream in handlers_of_stderr:
         handler.setStream(FileProxy(console, stream))
     try:
         yield
     finally:
-        for handler, stream in moved:
+        for handler, stream in handlers_of_stderr:
             handler.setStream(stream)

@@ -13,7 +13,8 @@ import typer
 from holdfast.cli.output import Json, new_table, print_json, print_rows, print_table
 from holdfast.cli.server_client import SERVER_OPTIONS, ServerClient, server_command
 
-_PHASES = {  # fields of the answer
+# field of the server's answer → title of the row
+_PHASES = {
     "load": "load",
     "queue": "queue",
     "lookup": "lookup",
@@ -34,7 +35,7 @@ class Range(StrEnum):
     WEEK = "7d"
 
 
-_IN_WORDS = {
+_RANGE_TEXTS = {
     Range.QUARTER: "15 minutes",
     Range.HOUR: "hour",
     Range.SIX_HOURS: "6 hours",
@@ -68,7 +69,7 @@ def performance(
         return
     if not report["points"]:
         hint = "" if time_range == Range.WEEK else "; try --range 7d"
-        typer.echo(f"no answers in the last {_IN_WORDS[time_range]}{hint}")
+        typer.echo(f"no answers in the last {_RANGE_TEXTS[time_range]}{hint}")
         return
     _print_totals(report["total"])
     _print_phases(report["total"])
@@ -79,6 +80,7 @@ def performance(
 
 
 def _print_totals(total: Mapping[str, Any]) -> None:
+    """Print the counts and shares of the whole range."""
     speed = total["speed"]
     print_rows(
         [
@@ -94,43 +96,46 @@ def _print_totals(total: Mapping[str, Any]) -> None:
 
 
 def _print_phases(total: Mapping[str, Any]) -> None:
+    """Print how long each phase took."""
     numbers = ("median", "p95", "p99", "mean", "count")
     table = new_table("phase", *numbers, right=numbers)
     for name, title in _PHASES.items():
-        found = total[name]
-        if found is not None:
-            spread = [seconds_text(found[each]) for each in ("p50", "p95", "p99", "mean")]
-            table.add_row(title, *spread, f"{found['count']:,}")
+        figures = total[name]
+        if figures is not None:
+            percentiles = [seconds_text(figures[each]) for each in ("p50", "p95", "p99", "mean")]
+            table.add_row(title, *percentiles, f"{figures['count']:,}")
     print_table(table)
 
 
 def _print_models(models: list[dict[str, Any]]) -> None:
+    """Print a row for each model."""
     typer.echo()
     numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
     table = new_table("model", *numbers, right=numbers)
-    for each in models:
-        table.add_row(each["model"], *_summary(each["figures"]))
+    for model in models:
+        table.add_row(model["model"], *_summary(model["figures"]))
     print_table(table)
 
 
 def _print_points(points: list[dict[str, Any]], *, has_days: bool) -> None:
+    """Print a row for each part of the range. has_days: whether the times need a date."""
     typer.echo()
     numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
     table = new_table("time", *numbers, right=numbers)
-    form = "%Y-%m-%d %H:%M" if has_days else "%H:%M"
+    time_format = "%Y-%m-%d %H:%M" if has_days else "%H:%M"
     for point in points:
-        at = time.strftime(form, time.localtime(point["at"]))
-        table.add_row(at, *_summary(point["figures"]))
+        time_text = time.strftime(time_format, time.localtime(point["at"]))
+        table.add_row(time_text, *_summary(point["figures"]))
     print_table(table)
 
 
 def _summary(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """Counts, and medians."""
-    first, gap, speed = (figures[name] for name in ("first_token", "gap", "speed"))
+    """The cells for one model or moment: counts, and medians of what was measured."""
+    first_token, gap, speed = (figures[name] for name in ("first_token", "gap", "speed"))
     return (
         f"{figures['answers']:,}",
         f"{figures['generated_tokens']:,}",
-        "" if first is None else seconds_text(first["p50"]),
+        "" if first_token is None else seconds_text(first_token["p50"]),
         "" if gap is None else seconds_text(gap["p50"]),
         "" if speed is None else f"{speed['p50']:.1f}",
         share_text(figures["cached_tokens"], figures["prompt_tokens"]),

@@ -104,11 +104,11 @@ def quality(
     if settings.model.path:  # the path may be a name in models.toml
         entry = catalog_of(settings, os.environ).entries[0]
         settings = replace(settings, model=entry.model)
-    forms = _forms(kv_bits)
-    content = "" if text is None else _content(text)
+    forms = _parsed_forms(kv_bits)
+    content = "" if text is None else _text_of(text)
     check_present(settings.model)  # reports a misspelled name before anything is read
     with run_folder(os.environ), load_progress(settings.log) as progress:
-        report = measured(
+        report = measured_quality(
             settings.model,
             forms=forms,
             text=content,
@@ -120,10 +120,10 @@ def quality(
     if as_json:
         print_json(report)
     else:
-        _print(report)
+        _print_report(report)
 
 
-def measured(
+def measured_quality(
     settings: ModelSettings,
     *,
     forms: Sequence[QuantizedForm],
@@ -152,7 +152,7 @@ def measured(
         passages=passages,
         hash_cache=hash_cache_file(os.environ),
     )
-    return _run(task, progress)
+    return _run_in_process(task, progress)
 
 
 def quality_text(report: QualityReport) -> str:
@@ -161,28 +161,30 @@ def quality_text(report: QualityReport) -> str:
 
 
 def _form_text(report: QualityReport, quality: FormQuality) -> str:
+    """Describe how one form of keys and values compares with native."""
     if quality.refused is not None:
         return f"{quality.form} bits: not possible"
     return (
-        f"{quality.form} bits: perplexity {_change(report, quality)}, the same token in "
-        f"{_percent(quality.agreement)}"
+        f"{quality.form} bits: perplexity {_perplexity_change_text(report, quality)}, the same "
+        f"token in {_percent_text(quality.agreement)}"
     )
 
 
-def _forms(kv_bits: str) -> tuple[QuantizedForm, ...]:
+def _parsed_forms(kv_bits: str) -> tuple[QuantizedForm, ...]:
     """Parse --kv-bits: the forms to compare with native. Raises ConfigError if one is unknown."""
     if not kv_bits:
         return FORMS
-    found = [each.strip() for each in kv_bits.split(",")]
-    for each in found:
-        if each not in (NATIVE, *FORMS):
+    names = [name.strip() for name in kv_bits.split(",")]
+    for name in names:
+        if name not in (NATIVE, *FORMS):
             raise ConfigError(
-                f"--kv-bits {kv_bits}: {each!r} is not allowed; allowed: {', '.join(FORMS)}"
+                f"--kv-bits {kv_bits}: {name!r} is not allowed; allowed: {', '.join(FORMS)}"
             )
-    return tuple(form for form in FORMS if form in found)
+    return tuple(form for form in FORMS if form in names)
 
 
-def _content(file: Path) -> str:
+def _text_of(file: Path) -> str:
+    """The text to read. Raises ConfigError."""
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError:
@@ -191,7 +193,8 @@ def _content(file: Path) -> str:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _run(task: _Task, progress: Callable[[str, float], None]) -> QualityReport:
+def _run_in_process(task: _Task, progress: Callable[[str, float], None]) -> QualityReport:
+    """Have the measuring process do the task. Raises HoldfastError if it fails."""
     command = [sys.executable, "-P", "-m", "holdfast.cli.quality"]
     with (
         tempfile.TemporaryFile() as errors,
@@ -205,22 +208,23 @@ def _run(task: _Task, progress: Callable[[str, float], None]) -> QualityReport:
             process.stdin.write(msgspec.json.encode(task))
             process.stdin.close()
             for line in process.stdout:
-                found = msgspec.json.decode(line, type=_Line)
-                if isinstance(found, str):
-                    raise HoldfastError(found)
-                if isinstance(found, QualityReport):
-                    return found
-                progress(*found)
+                message = msgspec.json.decode(line, type=_Line)
+                if isinstance(message, str):
+                    raise HoldfastError(message)
+                if isinstance(message, QualityReport):
+                    return message
+                progress(*message)
         except BaseException:
             process.kill()
             raise
-        code = process.wait()
+        exit_code = process.wait()
         errors.seek(0)
-        last = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
-        raise HoldfastError(f"measuring ended with code {code}: {last[-1]}")
+        error_lines = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
+        raise HoldfastError(f"measuring ended with code {exit_code}: {error_lines[-1]}")
 
 
-def _print(report: QualityReport) -> None:
+def _print_report(report: QualityReport) -> None:
+    """Print the result as a table: a row for each form of keys and values."""
     columns = ("perplexity", "KL divergence", "same token", "right", "KV per token")
     table = new_table("kv bits", *columns, right=columns)
     for each in report.forms:
@@ -230,9 +234,11 @@ def _print(report: QualityReport) -> None:
         assert each.bytes_per_token is not None
         table.add_row(
             each.form,
-            f"{each.perplexity:.4g}" if each.form == NATIVE else _change(report, each),
+            f"{each.perplexity:.4g}"
+            if each.form == NATIVE
+            else _perplexity_change_text(report, each),
             "" if each.form == NATIVE else f"{each.kl_divergence:.1e}",
-            "" if each.form == NATIVE else _percent(each.agreement),
+            "" if each.form == NATIVE else _percent_text(each.agreement),
             f"{each.right} of {report.questions}",
             size_text(each.bytes_per_token),
         )
@@ -244,16 +250,17 @@ def _print(report: QualityReport) -> None:
     )
 
 
-def _change(report: QualityReport, quality: FormQuality) -> str:
+def _perplexity_change_text(report: QualityReport, quality: FormQuality) -> str:
     change = report.perplexity_change(quality)
     return "" if change is None else f"{change:+.2%}"
 
 
-def _percent(share: float | None) -> str:
+def _percent_text(share: float | None) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
 def _measure(task: _Task, progress: Callable[[str, float], None]) -> QualityReport:
+    """Load the model and measure it in this process, which is the measuring process."""
     from holdfast.worker.cpu.blas import prepare_blas
 
     prepare_blas(task.settings.threads)  # before the first import of MLX
@@ -270,7 +277,7 @@ def _measure(task: _Task, progress: Callable[[str, float], None]) -> QualityRepo
         loaded.model, vocab_size=loaded.vocab_size, wanted=task.settings.layout
     )
     costs = Engine(runner, vocab_size=loaded.vocab_size).measure_costs()
-    found = measuring.measure(
+    measurement = measuring.measure(
         runner,
         costs.form,
         task.forms,
@@ -285,10 +292,10 @@ def _measure(task: _Task, progress: Callable[[str, float], None]) -> QualityRepo
         mlx_version=loaded.platform.mlx_version,
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
         text=task.text,
-        text_tokens=found.text_tokens,
-        quantized_tokens=found.quantized_tokens,
+        text_tokens=measurement.text_tokens,
+        quantized_tokens=measurement.quantized_tokens,
         questions=sum(len(passage.answers) for passage in task.passages),
-        forms=found.forms,
+        forms=measurement.forms,
     )
 
 
@@ -298,15 +305,15 @@ def _answer_task() -> None:
     lines = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a model's own code prints must not mix with these lines
 
-    def say(line: _Line) -> None:
+    def write_line(line: _Line) -> None:
         lines.write(msgspec.json.encode(line) + b"\n")
         lines.flush()
 
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
     try:
-        say(_measure(task, lambda stage, fraction: say((stage, fraction))))
+        write_line(_measure(task, lambda stage, fraction: write_line((stage, fraction))))
     except HoldfastError as error:
-        say(str(error))
+        write_line(str(error))
     if "mlx.core" in sys.modules:
         sys.modules["mlx.core"].clear_streams()
 

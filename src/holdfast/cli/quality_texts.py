@@ -54,6 +54,8 @@ _RELATIONS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _Note:
+    """One fact about a person, and the question about it."""
+
     before: str  # the note up to its value
     value: str  # the answer to the question
     after: str  # the rest of the note
@@ -95,95 +97,104 @@ def built_in_text() -> str:
 
 
 def _windows(tokenizer: Tokenizer, text: str, *, longest: int) -> tuple[Passage, ...]:
+    """Cut a text into windows, each of which begins with the BOS token. Raises ConfigError."""
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     if len(token_ids) < LEAST_TOKENS:
         raise ConfigError(
             f"the text has {len(token_ids):,} tokens; at least {LEAST_TOKENS} are needed, because "
             "the first ones have no quantized tokens before them"
         )
-    first = _first_tokens(tokenizer)
-    tokens = longest - len(first)
-    cuts = range(0, min(len(token_ids), MOST_WINDOWS * tokens), tokens)
-    windows = [token_ids[cut : cut + tokens] for cut in cuts]
+    bos_tokens = _bos_tokens(tokenizer)
+    text_tokens = longest - len(bos_tokens)
+    starts = range(0, min(len(token_ids), MOST_WINDOWS * text_tokens), text_tokens)
+    windows = [token_ids[start : start + text_tokens] for start in starts]
     return tuple(
-        Passage(token_ids=(*first, *window), is_text=True)
+        Passage(token_ids=(*bos_tokens, *window), is_text=True)
         for window in windows
         if len(window) >= LEAST_TOKENS
     )
 
 
-def _first_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+def _bos_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     """The BOS token that the tokenizer adds before a text; empty if it adds none."""
-    around = tuple(tokenizer.with_special_tokens(TokenIds.of(())))
-    return around[:1] if around[:1] == (tokenizer.bos_token_id,) else ()
+    special_tokens = tuple(tokenizer.with_special_tokens(TokenIds.of(())))
+    return special_tokens[:1] if special_tokens[:1] == (tokenizer.bos_token_id,) else ()
 
 
 def _page(
     random: Random,
-    count: int,
+    note_count: int,
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     *,
     is_text: bool,
 ) -> Passage:
-    """A page with `count` notes and questions about some of them."""
-    notes = _notes(random, count)
-    asked = random.sample(notes, QUESTIONS_ON_A_PAGE)
-    page = _rendered(template, notes, asked)
-    first: tuple[int, ...] = ()
-    places = _value_places(page, asked)
-    if not places:  # there is no template, or it changes messages
-        page = _plain(notes, asked)
-        first = _first_tokens(tokenizer)
-        places = _value_places(page, asked)
-    (encoded,) = tokenizer.encode_in_place([page[: places[-1][1]]])
+    """A page with `note_count` notes and questions about some of them."""
+    notes = _notes(random, note_count)
+    asked_notes = random.sample(notes, QUESTIONS_ON_A_PAGE)
+    page = _rendered_page(template, notes, asked_notes)
+    bos_tokens: tuple[int, ...] = ()
+    value_spans = _value_spans(page, asked_notes)
+    if not value_spans:  # there is no template, or it changes messages
+        page = _plain_page(notes, asked_notes)
+        bos_tokens = _bos_tokens(tokenizer)
+        value_spans = _value_spans(page, asked_notes)
+    (encoded,) = tokenizer.encode_in_place([page[: value_spans[-1][1]]])
     answers = tuple(
-        (len(first) + encoded.tokens_before(start), len(first) + encoded.tokens_before(end))
-        for start, end in places
+        (
+            len(bos_tokens) + encoded.tokens_before(start),
+            len(bos_tokens) + encoded.tokens_before(end),
+        )
+        for start, end in value_spans
     )
-    return Passage(token_ids=(*first, *encoded.token_ids), is_text=is_text, answers=answers)
+    return Passage(token_ids=(*bos_tokens, *encoded.token_ids), is_text=is_text, answers=answers)
 
 
-def _notes(random: Random, count: int) -> list[_Note]:
+def _notes(random: Random, note_count: int) -> list[_Note]:
     """Notes about different things, in random order."""
     subjects = [(relation, person) for relation in _RELATIONS for person in _PEOPLE]
     notes = []
-    for (before, after, question, values), person in random.sample(subjects, count):
+    for (before, after, question, values), person in random.sample(subjects, note_count):
         value = random.choice(values) if values else str(random.randint(1000, 9999))
         notes.append(_Note(before.format(person), value, after, question.format(person)))
     return notes
 
 
-def _rendered(template: ChatTemplate | None, notes: Sequence[_Note], asked: Sequence[_Note]) -> str:
+def _rendered_page(
+    template: ChatTemplate | None, notes: Sequence[_Note], asked_notes: Sequence[_Note]
+) -> str:
     """The page as a conversation; empty if the model has no template, or the template refuses the
     conversation.
     """
     if template is None:
         return ""
-    listed = "\n".join(f"- {note.text}" for note in notes)
-    messages = [{"role": "system", "content": f"Answer from the notes.\n{listed}"}]
-    for note in asked:
+    note_list = "\n".join(f"- {note.text}" for note in notes)
+    messages = [{"role": "system", "content": f"Answer from the notes.\n{note_list}"}]
+    for note in asked_notes:
         messages.append({"role": "user", "content": note.question})
         messages.append({"role": "assistant", "content": note.text})
     return template.try_render(ChatPrompt(messages=tuple(messages)))
 
 
-def _plain(notes: Sequence[_Note], asked: Sequence[_Note]) -> str:
-    listed = "\n".join(f"- {note.text}" for note in notes)
-    answered = "\n".join(f"Question: {note.question}\nAnswer: {note.text}\n" for note in asked)
-    return f"Notes:\n{listed}\n\n{answered}"
+def _plain_page(notes: Sequence[_Note], asked_notes: Sequence[_Note]) -> str:
+    """The page as text, for a model that cannot render it as a conversation."""
+    note_list = "\n".join(f"- {note.text}" for note in notes)
+    questions_and_answers = "\n".join(
+        f"Question: {note.question}\nAnswer: {note.text}\n" for note in asked_notes
+    )
+    return f"Notes:\n{note_list}\n\n{questions_and_answers}"
 
 
-def _value_places(page: str, asked: Sequence[_Note]) -> list[tuple[int, int]]:
+def _value_spans(page: str, asked_notes: Sequence[_Note]) -> list[tuple[int, int]]:
     """Where the values of the answers begin and end on the page; empty if a message is missing."""
-    places = []
-    at = 0
-    for note in asked:
-        question = page.find(note.question, at)
+    spans = []
+    position = 0
+    for note in asked_notes:
+        question = page.find(note.question, position)
         answer = page.find(note.text, question)
         if question < 0 or answer < 0:
             return []
         start = answer + len(note.before)
-        at = start + len(note.value)
-        places.append((start, at))
-    return places
+        position = start + len(note.value)
+        spans.append((start, position))
+    return spans

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
 
 _CONNECT_SECONDS = 10.0
-_PANEL = "Server"
+_PANEL = "Server"  # in the help
+# address on which a server listens for all others → address at which it is reached
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 NO_SERVER = "no server of yours is running on this machine"
 
@@ -88,9 +89,11 @@ class KeyRefused(ServerFailed):
     """The server needs an API key, and none or a wrong one was given."""
 
     def __init__(self, url: str, *, has_key: bool) -> None:
-        what = "does not accept this API key; pass the right one" if has_key else "needs an API key"
-        how = "with --api-key KEY, or in the variable HOLDFAST_SERVER_API_KEY"
-        super().__init__(f"{url} {what}{'' if has_key else ': pass it'} {how}")
+        problem = (
+            "does not accept this API key; pass the right one" if has_key else "needs an API key"
+        )
+        remedy = "with --api-key KEY, or in the variable HOLDFAST_SERVER_API_KEY"
+        super().__init__(f"{url} {problem}{'' if has_key else ': pass it'} {remedy}")
 
 
 class NotServed(ServerFailed):
@@ -106,29 +109,36 @@ def server_command(
 ) -> Callable[..., None]:
     """Turn a function `(server, **own options)` into a command with options that name the server.
 
+    All options except the URL and the key are sent with each request.
+
     The command prints an error as one line.
     """
-    own = own_parameters(command)
-    added = [option(name, annotation) for name, annotation in options.items()]
+    own_options = own_parameters(command)
+    server_options = [option(name, annotation) for name, annotation in options.items()]
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
+    def run(**arguments: Any) -> None:
         from holdfast.front.server.access import TENANT_HEADER
 
-        named = {name: value for name in options if (value := given.pop(name)) is not None}
+        given_options = {
+            name: value for name in options if (value := arguments.pop(name)) is not None
+        }
         with plain_errors():
-            url, api_key = named.pop("url", None), named.pop("api_key", None)
-            headers = {TENANT_HEADER: named.pop("tenant")} if "tenant" in named else {}
-            with client_of(url, api_key, headers=headers, query=named) as server:
+            url = given_options.pop("url", None)
+            api_key = given_options.pop("api_key", None)
+            headers = (
+                {TENANT_HEADER: given_options.pop("tenant")} if "tenant" in given_options else {}
+            )
+            with client_of(url, api_key, headers=headers, query=given_options) as server:
                 try:
-                    command(server, **given)
+                    command(server, **arguments)
                 except BrokenPipeError:  # the reader has seen enough: Typer exits without a message
                     raise
                 except OSError as error:
                     complain(str(error))
                     raise typer.Exit(BAD_INPUT) from None
 
-    return with_parameters(run, [*own, *added])
+    return with_parameters(run, [*own_options, *server_options])
 
 
 def client_of(
@@ -151,12 +161,12 @@ def client_of(
         url = with_scheme(url)
     else:
         running = own_servers() if effective.origins["server.port"] == "default" else []
-        found = [server for server in running if server.port == settings.port] or running
-        if len(found) > 1:
-            urls = ", ".join(server.url for server in found)
+        candidates = [server for server in running if server.port == settings.port] or running
+        if len(candidates) > 1:
+            urls = ", ".join(server.url for server in candidates)
             raise NoSuchServer(f"several servers are running: {urls}; choose one with --url")
-        if found:
-            return client_of_own(found[0], api_key=api_key, headers=headers, query=query)
+        if candidates:
+            return client_of_own(candidates[0], api_key=api_key, headers=headers, query=query)
         host = _WILDCARDS.get(settings.host, settings.host)
         url = f"{settings.scheme}://{host}:{settings.port}"
     return ServerClient(
@@ -193,16 +203,16 @@ def chosen_server(number: int | None) -> RunningServer:
     running = own_servers()
     if not running:
         raise NoSuchServer(NO_SERVER)
-    found = [server for server in running if number in (None, server.pid, server.port)]
-    if len(found) == 1:
-        return found[0]
-    listed = ", ".join(f"{server.pid} at {server.url}" for server in running)
-    if found:
+    matching = [server for server in running if number in (None, server.pid, server.port)]
+    if len(matching) == 1:
+        return matching[0]
+    running_text = ", ".join(f"{server.pid} at {server.url}" for server in running)
+    if matching:
         raise NoSuchServer(
-            f"several servers are running: {listed}; choose one by process id or port"
+            f"several servers are running: {running_text}; choose one by process id or port"
         )
     raise NoSuchServer(
-        f"no server of yours has the process id or port {number}; running servers: {listed}"
+        f"no server of yours has the process id or port {number}; running servers: {running_text}"
     )
 
 
@@ -235,22 +245,22 @@ class ServerClient:
         self.certificate = certificate
         self.pid = pid
         self.is_holdfast = False  # known after `models` was called
-        sent = dict(headers or {})
+        all_headers = dict(headers or {})
         if api_key:
-            sent["Authorization"] = f"Bearer {api_key}"
+            all_headers["Authorization"] = f"Bearer {api_key}"
         verify: ssl.SSLContext | bool = True
         if self.url.startswith("https:"):
             verify = _tls_context(certificate, any_name=pid is not None)
         try:
-            self._options = dict[str, Any](
+            self._http_options = dict[str, Any](
                 base_url=self.url,
-                headers=sent,
+                headers=all_headers,
                 params=query,
                 timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
                 trust_env=pid is None and not is_loopback(self.url),
                 verify=verify,
             )
-            self._http = httpx.Client(**self._options)
+            self._http = httpx.Client(**self._http_options)
         except (httpx.InvalidURL, ValueError) as error:
             raise ServerFailed(f"{url} is not a valid URL: {error}") from None
 
@@ -278,8 +288,8 @@ class ServerClient:
         """Return a model of /v1/models, by default the first one. Raises NotServed."""
         served = {str(model["id"]): model for model in self.models()}
         if name and name not in served:
-            listed = ", ".join(served) or "nothing"
-            raise NotServed(f"{self.url} does not serve {name}; it serves: {listed}")
+            served_ids = ", ".join(served) or "nothing"
+            raise NotServed(f"{self.url} does not serve {name}; it serves: {served_ids}")
         if not served:
             raise NotServed(f"{self.url} serves no model")
         return served[name or next(iter(served))]
@@ -295,7 +305,7 @@ class ServerClient:
         content = json_object(response.text)
         # until a model is ready, /health has an error status and still content
         if response.is_error and not (path == "/health" and content):
-            raise self._refused(response.status_code, response.text)
+            raise self._error_of_answer(response.status_code, response.text)
         return content
 
     @contextlib.asynccontextmanager
@@ -305,13 +315,13 @@ class ServerClient:
 
         try:
             async with (
-                httpx.AsyncClient(**self._options) as http,
+                httpx.AsyncClient(**self._http_options) as http,
                 http.stream("POST", path, json=body) as response,
             ):
                 if response.is_error:
                     text = (await response.aread()).decode(errors="replace")
                     if response.status_code == HTTPStatus.UNAUTHORIZED:
-                        raise self._refused(response.status_code, text)
+                        raise self._error_of_answer(response.status_code, text)
                     raise ServerFailed(error_text(text))
                 yield response.aiter_lines()
         except httpx.HTTPError as error:
@@ -326,7 +336,7 @@ class ServerClient:
         with self._plain_failures(), self._http.stream("GET", path, **request) as response:
             if response.is_error:
                 text = response.read().decode(errors="replace")
-                raise self._refused(response.status_code, text)
+                raise self._error_of_answer(response.status_code, text)
             with atomic_write(target) as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
@@ -351,7 +361,8 @@ class ServerClient:
                 reason += f". Does it speak TLS? Then its URL is {https}"
             raise ServerFailed(f"no answer from {self.url}: {reason}") from None
 
-    def _refused(self, status: int, text: str) -> ServerFailed:
+    def _error_of_answer(self, status: int, text: str) -> ServerFailed:
+        """The error for an answer with an error status."""
         if status == HTTPStatus.UNAUTHORIZED:
             return KeyRefused(self.url, has_key=bool(self.api_key))
         if status == HTTPStatus.NOT_FOUND and _error_message(text):
@@ -366,7 +377,10 @@ def is_loopback(url: str) -> bool:
 
 
 def _tls_context(certificate: str, *, any_name: bool) -> ssl.SSLContext:
-    """Trust the system's authorities, those of SSL_CERT_FILE, and this certificate."""
+    """Trust the system's authorities, those of SSL_CERT_FILE, and this certificate.
+
+    any_name: whether a certificate may be for any host name.
+    """
     import httpx
 
     context = httpx.create_ssl_context()

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 # timeout for the answers of a server: for `ps`, and for all other commands
 _REPORT_SECONDS = 5.0
-_ASK_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 _MOST_REQUESTS = 20  # of a model, as `ps` shows them; --json has all
 _REQUEST_FIELDS = (
@@ -76,7 +76,7 @@ ModelName: TypeAlias = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="The model's id or alias, as in `holdfast models ls`."),
 ]
-_command = partial(server_command, options=SERVER_OPTIONS)
+_server_command = partial(server_command, options=SERVER_OPTIONS)
 
 
 @settings_command
@@ -152,7 +152,7 @@ def _served_models(url: str) -> list[str] | None:
     """
     try:
         with ServerClient(url=url) as client:
-            health = client.health(seconds=_ASK_SECONDS)
+            health = client.health(seconds=_ANSWER_SECONDS)
     except ServerFailed:
         return None
     models: Any = health.get("models")
@@ -252,6 +252,7 @@ def health_of(server: RunningServer, *, seconds: float, api_key: str = "") -> di
 
 
 def _print_servers(servers: Sequence[Mapping[str, Any]]) -> None:
+    """Print the reports as a table: each server, then its models, adapters and requests."""
     numbers = ("running", "queued", "context", "memory", "written today")
     table = new_table("pid", "where", "up", "state", *numbers, right=numbers)
     for server in servers:
@@ -312,10 +313,10 @@ def progress_text(request: Mapping[str, Any]) -> str:
 
 def duration_text(seconds: float) -> str:
     """Format a duration in its two largest units: `3 min 20 s`."""
-    left = int(seconds)
+    remaining_seconds = int(seconds)
     parts: list[str] = []
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        count, left = divmod(left, size)
+        count, remaining_seconds = divmod(remaining_seconds, size)
         if count:
             parts.append(f"{count} {unit}")
         elif parts:
@@ -340,31 +341,37 @@ def stop(
     with plain_errors():
         if all_servers and server is not None:
             raise NoSuchServer(f"name a server ({server}) or use --all, not both")
-        chosen = own_servers() if all_servers else [chosen_server(server)]
-    for each in chosen:
-        _terminate(each)
-    for each in chosen:
-        _wait_until_stopped(each, now=now)
-    if not chosen:
+        servers = own_servers() if all_servers else [chosen_server(server)]
+    for running_server in servers:
+        _terminate(running_server)
+    for running_server in servers:
+        _wait_until_stopped(running_server, cuts_answers_off=now)
+    if not servers:
         typer.echo(NO_SERVER)
 
 
 def _terminate(server: RunningServer) -> None:
+    """Tell a server to stop, unless it has just ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(server.pid, signal.SIGTERM)
 
 
-def _wait_until_stopped(server: RunningServer, *, now: bool) -> None:
-    printed = 0
+def _wait_until_stopped(server: RunningServer, *, cuts_answers_off: bool) -> None:
+    """Wait for the exit of a server that got SIGTERM. cuts_answers_off: send a second SIGTERM,
+    which ends running answers.
+    """
+    printed_requests = 0
     # a running server holds a lock; its process id may already belong to another process
     while server in own_servers():
         requests = _unfinished_requests(server)
-        if requests != 0 and now:
+        if requests != 0 and cuts_answers_off:
             _terminate(server)
-            now = False  # one more would also end the workers, which are saving their cache
-        elif requests and requests != printed:
+            cuts_answers_off = (
+                False  # one more would also end the workers, which are saving their cache
+            )
+        elif requests and requests != printed_requests:
             typer.echo(f"{server.url} waits for {count_text(requests, 'request')}")
-            printed = requests
+            printed_requests = requests
         time.sleep(_POLL_SECONDS)
     typer.echo(f"stopped {server.url} (pid {server.pid})")
 
@@ -375,14 +382,14 @@ def _unfinished_requests(server: RunningServer) -> int | None:
 
     It answers only until the last request is finished.
     """
-    health = health_of(server, seconds=_ASK_SECONDS)
+    health = health_of(server, seconds=_ANSWER_SECONDS)
     if health.get("status") != "stopping":
         return 0
     models = health.get("models")
     return None if models is None else sum(int(model["leases"]) for model in models)
 
 
-@_command
+@_server_command
 def load(
     server: ServerClient,
     name: ModelName,
@@ -395,7 +402,7 @@ def load(
     typer.echo(f"{name} is {state}{', and stays loaded' if pin else ''}")
 
 
-@_command
+@_server_command
 def unload(
     server: ServerClient,
     name: ModelName,
@@ -442,7 +449,7 @@ NoStart: TypeAlias = Annotated[
 ]
 LABEL = "io.holdfast.server"  # for launchd
 UNIT = "holdfast.service"  # for systemd
-_PLAIN = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
+_UNQUOTED_WORD = re.compile(r"[A-Za-z0-9_./:=,@+-]+")
 _GRACE_SECONDS = 20.0  # time to save the cache after the last answer
 
 
@@ -512,12 +519,12 @@ def install(
         if print_only:
             typer.echo(content.decode(), nl=False)
             return
-        is_renewed = system.file.exists()
+        was_installed = system.file.exists()
         if not no_start:
-            _require(system)
-        if is_renewed and not no_start:
+            _check_has_program(system)
+        if was_installed and not no_start:
             _run_all(system.stop, may_fail=True)
-        with _failures_of(system):
+        with _plain_file_errors(system):
             system.file.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(system.file) as file:
                 file.write(content)
@@ -542,7 +549,7 @@ def uninstall() -> None:
         has_program = shutil.which(system.status[0]) is not None
         if has_program:
             _run_all(system.stop, may_fail=True)
-        with _failures_of(system):
+        with _plain_file_errors(system):
             system.file.unlink()
         if has_program:
             _run_all(system.forget, may_fail=True)
@@ -557,11 +564,11 @@ def status() -> None:
         if not system.file.exists():
             typer.echo(f"not installed: there is no {system.file}")
             raise typer.Exit(FAILED)
-        _require(system)
-        done = _run(system.status)
+        _check_has_program(system)
+        process = _run(system.status)
     typer.echo(f"installed as {system.file}")
-    if done.returncode != 0:
-        typer.echo(f"the service is not running: {_output(done) or 'unknown'}")
+    if process.returncode != 0:
+        typer.echo(f"the service is not running: {_output_text(process) or 'unknown'}")
         raise typer.Exit(FAILED)
     typer.echo("the service is running; see `holdfast ps`")
 
@@ -585,48 +592,51 @@ def spec_of(effective: EffectiveSettings, environ: Mapping[str, str]) -> Service
         arguments += ["--config", str(file.absolute())]
     if effective.origins["log.file"] == "default":
         arguments += ["--log-file", "auto"]
-    path = flags.pop("model.path", "")
+    model = flags.pop("model.path", "")
     for key, value in flags.items():
         arguments += ["--set", f"{key}={value}"]
-    if path:
-        arguments.append(path)
-    named = {
+    if model:
+        arguments.append(model)
+    holdfast_variables = {
         name: value
         for name, value in environ.items()
         if name.startswith("HOLDFAST_") and name not in _SECRETS
     }
-    named.pop("HOLDFAST_CONFIG", None)  # it is passed as an argument
-    carried = {name: environ[name] for name in _COPIED_VARIABLES if environ.get(name)}
+    holdfast_variables.pop("HOLDFAST_CONFIG", None)  # it is passed as an argument
+    copied_variables = {name: environ[name] for name in _COPIED_VARIABLES if environ.get(name)}
     return ServiceSpec(
-        command=[*_program(), "serve", *arguments],
-        environment=dict(sorted((named | carried).items())),
+        command=[*_holdfast_command(), "serve", *arguments],
+        environment=dict(sorted((holdfast_variables | copied_variables).items())),
         folder=os.getcwd(),
         shutdown_seconds=effective.settings.server.shutdown_seconds,
     )
 
 
-def _program() -> list[str]:
+def _holdfast_command() -> list[str]:
     """The command of this installation, with its absolute path."""
     script = Path(sys.executable).with_name("holdfast")
     return [str(script)] if script.is_file() else [sys.executable, "-P", "-m", "holdfast.cli.main"]
 
 
 def _run_all(commands: Sequence[Sequence[str]], *, may_fail: bool = False) -> None:
+    """Run commands one after the other. Raises ServiceFailed if one fails, unless `may_fail`."""
     for command in commands:
-        done = _run(command)
-        if done.returncode != 0 and not may_fail:
+        process = _run(command)
+        if process.returncode != 0 and not may_fail:
             raise ServiceFailed(
-                f"the file is written, but `{' '.join(command)}` failed: {_output(done)}"
+                f"the file is written, but `{' '.join(command)}` failed: {_output_text(process)}"
             )
 
 
-def _require(system: ServiceSystem) -> None:
+def _check_has_program(system: ServiceSystem) -> None:
+    """Raise ServiceFailed if the system's program, such as systemctl, is missing."""
     if shutil.which(system.status[0]) is None:
         raise ServiceFailed(f"there is no {system.status[0]} on this machine to run the service")
 
 
 @contextlib.contextmanager
-def _failures_of(system: ServiceSystem) -> Iterator[None]:
+def _plain_file_errors(system: ServiceSystem) -> Iterator[None]:
+    """Turn an OSError about the service's file into ServiceFailed."""
     try:
         yield
     except OSError as error:
@@ -639,7 +649,8 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _output(process: subprocess.CompletedProcess[str]) -> str:
+def _output_text(process: subprocess.CompletedProcess[str]) -> str:
+    """What a command has printed, in one line."""
     return " ".join((process.stderr or process.stdout).split())
 
 
@@ -711,7 +722,7 @@ def _quoted(word: str, *, in_command: bool = False) -> str:
 
     Also quotes systemd's specifiers (%) and, in commands, its variables ($).
     """
-    if _PLAIN.fullmatch(word):
+    if _UNQUOTED_WORD.fullmatch(word):
         return word
     escaped = (
         word.replace("\\", "\\\\")

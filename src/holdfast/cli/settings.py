@@ -37,7 +37,7 @@ _PREFIX = "setting_"  # prefix of parameter names
 _PANEL = "Settings"
 # section of the settings → panel in the help
 _PANELS = {"model": "Model", "server": "Server", "store": "Store", "log": "Log"}
-_SHOWN = (
+_SHOWN_SETTINGS = (
     "model.path",
     "model.name",
     "model.context_tokens",
@@ -91,36 +91,43 @@ HelpAll: TypeAlias = Annotated[
 
 
 def settings_command(
-    command: Callable[..., None], *, shown: Collection[str] = _SHOWN, left_out: Collection[str] = ()
+    command: Callable[..., None],
+    *,
+    shown: Collection[str] = _SHOWN_SETTINGS,
+    left_out: Collection[str] = (),
 ) -> Callable[..., None]:
     """Turn a function `(effective, **own options)` into a command with an option for each setting.
+
+    `effective` gets the settings that result from the options, the variables and the file.
 
     The command prints an error as one line. shown: keys of the settings that `--help` shows.
     left_out: keys of settings that this command does not use.
     """
-    own = own_parameters(command)
+    own_options = own_parameters(command)
     specs = [spec for spec in all_specs().values() if spec.flag and spec.key not in left_out]
-    added = [_parameter(spec, is_shown=spec.key in shown) for spec in specs]
-    added += [
+    added_options = [_parameter(spec, is_shown=spec.key in shown) for spec in specs]
+    added_options += [
         option("config_file", ConfigFile),
         option("further", FurtherSettings),
         option("help_all", HelpAll),
     ]
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        file, further = given.pop("config_file"), given.pop("further")
-        del given["help_all"]
-        flags = {spec.key: _joined(given.pop(_name(spec))) for spec in specs}
+    def run(**arguments: Any) -> None:
+        file = arguments.pop("config_file")
+        further = arguments.pop("further")
+        del arguments["help_all"]
+        flags = {spec.key: _comma_separated(arguments.pop(_parameter_name(spec))) for spec in specs}
         with plain_errors(flags["log.format"] or "text"):
             effective = read_settings(flags | _assignments(further or []), file=file)
             with plain_errors(effective.settings.log.format):
-                command(effective, **given)
+                command(effective, **arguments)
 
-    return with_parameters(run, [*added, *own])
+    return with_parameters(run, [*added_options, *own_options])
 
 
-def _name(spec: SettingSpec) -> str:
+def _parameter_name(spec: SettingSpec) -> str:
+    """The name of the parameter for a setting's option."""
     return _PREFIX + spec.key.replace(".", "_")
 
 
@@ -132,16 +139,16 @@ def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
     """
     if not spec.flag.startswith("--"):
         argument = typer.Argument(metavar=spec.flag, help=spec.doc)
-        return option(_name(spec), Annotated[str | None, argument])
+        return option(_parameter_name(spec), Annotated[str | None, argument])
     section, _, name = spec.key.partition(".")
     panel = _PANELS.get(section, _PANEL)
     if spec.kind == "switch":
         name = f" /{spec.flag}" if spec.default else spec.flag  # Typer: the flag means false
         switch = typer.Option(name, help=spec.doc, rich_help_panel=panel, hidden=not is_shown)
-        return option(_name(spec), Annotated[bool | None, switch])
+        return option(_parameter_name(spec), Annotated[bool | None, switch])
     default = describe(spec, spec.default)
     doc = f"{spec.doc} Can be repeated." if spec.kind == "list" else spec.doc
-    text = typer.Option(
+    option_of_text = typer.Option(
         *filter(None, (spec.flag, spec.short)),
         metavar="|".join(spec.choices) or name.rpartition("_")[2].upper(),
         help=f"{doc} Default: {default}." if default else doc,
@@ -149,11 +156,11 @@ def _parameter(spec: SettingSpec, *, is_shown: bool) -> inspect.Parameter:
         hidden=not is_shown,
     )
     if spec.kind == "list":
-        return option(_name(spec), Annotated[list[str] | None, text])
-    return option(_name(spec), Annotated[str | None, text])
+        return option(_parameter_name(spec), Annotated[list[str] | None, option_of_text])
+    return option(_parameter_name(spec), Annotated[str | None, option_of_text])
 
 
-def _joined(value: Any) -> Any:
+def _comma_separated(value: Any) -> Any:
     """Join the values of a repeated option with commas; None if the option was not given."""
     if isinstance(value, list):
         return ",".join(value) if value else None
@@ -162,15 +169,15 @@ def _joined(value: Any) -> Any:
 
 def _assignments(texts: Sequence[str]) -> dict[str, str]:
     """Parse the options --set into key → value."""
-    named = {}
+    value_of_key = {}
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
+        key, equals_sign, value = text.partition("=")
+        if not equals_sign:
             raise ConfigError(
                 f"--set {text}: must be KEY=VALUE, such as --set scheduler.max_running=8"
             )
-        named[key.strip()] = value.strip()
-    return named
+        value_of_key[key.strip()] = value.strip()
+    return value_of_key
 
 
 def read_settings(
@@ -279,15 +286,17 @@ def add(
     from holdfast.front.server.access import named_key, new_secret, write_keys
 
     with plain_errors():
-        path, known = _read(file)
-        if any(key.name == name for key in known):
+        path, api_keys = _read_keys(file)
+        if any(key.name == name for key in api_keys):
             raise ConfigError(
                 f"there is already a key named {name}; `holdfast keys rotate {name}` replaces its "
                 "secret"
             )
         secret = new_secret()
-        made = named_key(name, secret, is_admin=admin, priority=priority, max_requests=max_requests)
-        write_keys(path, (*known, made))
+        new_key = named_key(
+            name, secret, is_admin=admin, priority=priority, max_requests=max_requests
+        )
+        write_keys(path, (*api_keys, new_key))
         _print_secret(secret, f"This is the key of {name}; it is not shown again.", path)
 
 
@@ -300,17 +309,17 @@ def rotate(name: Name, file: File = None) -> None:
     from holdfast.front.server.access import named_key, new_secret, write_keys
 
     with plain_errors():
-        path, known = _read(file)
-        old = _find(known, name, path)
+        path, api_keys = _read_keys(file)
+        old_key = _key_named(api_keys, name, path)
         secret = new_secret()
-        made = named_key(
+        new_key = named_key(
             name,
             secret,
-            is_admin=old.is_admin,
-            priority=old.priority,
-            max_requests=old.max_requests,
+            is_admin=old_key.is_admin,
+            priority=old_key.priority,
+            max_requests=old_key.max_requests,
         )
-        write_keys(path, tuple(made if key is old else key for key in known))
+        write_keys(path, tuple(new_key if key is old_key else key for key in api_keys))
         _print_secret(
             secret,
             f"This is the new key of {name}; it replaces the old one and is not shown again.",
@@ -322,12 +331,12 @@ def rotate(name: Name, file: File = None) -> None:
 def list_keys(file: File = None) -> None:
     """List the names of the keys and their permissions. The keys themselves are not stored."""
     with plain_errors():
-        path, known = _read(file)
-    if not known:
+        path, api_keys = _read_keys(file)
+    if not api_keys:
         typer.echo(f"no keys in {path}")
         return
-    width = max(len(key.name) for key in known)
-    for key in known:
+    width = max(len(key.name) for key in api_keys)
+    for key in api_keys:
         words = ["admin"] if key.is_admin else []
         words.append(key.priority)
         if key.max_requests is not None:
@@ -346,18 +355,18 @@ def remove(name: Name, file: File = None) -> None:
     from holdfast.front.server.access import write_keys
 
     with plain_errors():
-        path, known = _read(file)
-        removed = _find(known, name, path)
-        left = tuple(key for key in known if key is not removed)
-        write_keys(path, left)
+        path, api_keys = _read_keys(file)
+        removed = _key_named(api_keys, name, path)
+        remaining_keys = tuple(key for key in api_keys if key is not removed)
+        write_keys(path, remaining_keys)
     typer.echo(f"{name} is removed. {_how_to_apply(path)}")
-    if not left:
+    if not remaining_keys:
         typer.echo(
             f"No keys are left, but clients still need one. To serve without keys, delete {path}."
         )
 
 
-def _read(file: Path | None) -> tuple[Path, tuple[ApiKey, ...]]:
+def _read_keys(file: Path | None) -> tuple[Path, tuple[ApiKey, ...]]:
     """Return the file of keys, which may not exist yet, and the keys in it. Raises ConfigError."""
     from holdfast.front.server.access import OFF, key_file_of, own_key_file, read_keys
 
@@ -375,7 +384,8 @@ def _read(file: Path | None) -> tuple[Path, tuple[ApiKey, ...]]:
     return path, read_keys(path) if path.exists() else ()
 
 
-def _find(keys: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
+def _key_named(keys: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
+    """The key with this name. path: the file of the keys, for the error. Raises ConfigError."""
     for key in keys:
         if key.name == name:
             return key
@@ -384,6 +394,7 @@ def _find(keys: Sequence[ApiKey], name: str, path: Path) -> ApiKey:
 
 
 def _how_to_apply(path: Path) -> str:
+    """Tell how running servers get to know a changed file of keys."""
     from holdfast.front.run.running_servers import running_servers
 
     command = " ".join(("kill -HUP", *(str(each.pid) for each in running_servers(os.environ))))
@@ -391,6 +402,7 @@ def _how_to_apply(path: Path) -> str:
 
 
 def _print_secret(secret: str, notice: str, path: Path) -> None:
+    """Print a new key."""
     # stdout gets only the key, for use in pipes
     typer.echo(f"{notice} {_how_to_apply(path)}", err=True)
     typer.echo(secret)

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from holdfast.front.run.running_servers import RunningServer
     from holdfast.store.inspect import ModelHoldings, RemovalReport, StoreSummary
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SECONDS_OF_UNIT = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NEVER = "never"
-_NAME = "name"  # key of a session's metadata with the name that the page shows
+_NAME_KEY = "name"  # key of a session's metadata with the name that the page shows
 
 store = typer.Typer(help="Show and empty the prefix cache on disk.", no_args_is_help=True)
 sessions = typer.Typer(help="Show, pin, fork, close and move sessions.", no_args_is_help=True)
@@ -71,7 +71,7 @@ def list_models(folder: Folder = None, config: Config = None, as_json: Json = Fa
     """List the models with cached blocks, the largest first."""
     from holdfast.store.inspect import list_store
 
-    with _plain_failures():
+    with _plain_store_errors():
         path = Path(_store_settings(folder, config).folder)
         models = list_store(path)
     if as_json:
@@ -91,7 +91,7 @@ def show_store(folder: Folder = None, config: Config = None, as_json: Json = Fal
     from holdfast.store.inspect import summarize_store
     from holdfast.store.maintenance import store_limits
 
-    with _plain_failures():
+    with _plain_store_errors():
         settings = _store_settings(folder, config)
         summary = summarize_store(Path(settings.folder), limits=store_limits(settings))
     if as_json:
@@ -119,16 +119,24 @@ def clear(
     """
     from holdfast.store.inspect import clear_store, list_store
 
-    with _plain_failures():
+    with _plain_store_errors():
         path = Path(_store_settings(folder, config).folder)
-        chosen = [kept for kept in list_store(path) if model in (None, kept.model, kept.served_as)]
-        if model is not None and not chosen:
+        chosen_models = [
+            holdings
+            for holdings in list_store(path)
+            if model in (None, holdings.model, holdings.served_as)
+        ]
+        if model is not None and not chosen_models:
             raise ConfigError(f"no blocks of model {model}; `holdfast store ls` lists the models")
         if not yes:
-            blocks = count_text(sum(kept.blocks for kept in chosen), "block")
-            size = size_text(sum(kept.file_bytes for kept in chosen))
+            blocks = count_text(sum(holdings.blocks for holdings in chosen_models), "block")
+            size = size_text(sum(holdings.file_bytes for holdings in chosen_models))
             typer.confirm(f"Delete {blocks} ({size}) in {path}?", abort=True)
-        reports = [clear_store(path, model=kept.model) for kept in chosen if model is not None]
+        reports = [
+            clear_store(path, model=holdings.model)
+            for holdings in chosen_models
+            if model is not None
+        ]
         if model is None:
             reports.append(_clear_all(path))
     deleted = count_text(sum(len(report.keys) for report in reports), "block")
@@ -152,7 +160,8 @@ def _clear_all(folder: Path) -> RemovalReport:
 
 
 @contextlib.contextmanager
-def _plain_failures() -> Iterator[None]:
+def _plain_store_errors() -> Iterator[None]:
+    """Turn errors of files, as well as HoldfastError, into one line and exit code 2."""
     with plain_errors():
         try:
             yield
@@ -180,16 +189,19 @@ def _store_settings(folder: Path | None, config: Path | None) -> StoreSettings:
 
 def _warn_of_other_store(path: Path) -> None:
     """If no running server uses this folder, name the stores that running servers use."""
-    others = {server.store_folder: server.url for server in own_servers() if server.store_folder}
-    if str(path) in others:
+    url_of_folder = {
+        server.store_folder: server.url for server in own_servers() if server.store_folder
+    }
+    if str(path) in url_of_folder:
         return
-    for folder, url in others.items():
+    for folder, url in url_of_folder.items():
         complain(
             f"the server at {url} uses another store; to see it: --store {shlex.quote(folder)}"
         )
 
 
 def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:
+    """The rows of `holdfast store stat`: name and value."""
     volume = f"{size_text(summary.volume_free_bytes)} free of {size_text(summary.volume_bytes)}"
     rows = [
         ("folder", str(summary.folder)),
@@ -212,15 +224,15 @@ def _summary_rows(summary: StoreSummary) -> list[tuple[str, str]]:
 def _print_models(models: Sequence[ModelHoldings]) -> None:
     numbers = ("tokens", "blocks", "states", "size")
     table = new_table("model", "id", *numbers, "last used", right=numbers)
-    for kept in models:
+    for holdings in models:
         table.add_row(
-            kept.served_as or "(unknown)",
-            kept.model,
-            f"{kept.tokens:,}",
-            f"{kept.blocks:,}",
-            f"{kept.states:,}",
-            size_text(kept.file_bytes),
-            time_text(kept.last_used),
+            holdings.served_as or "(unknown)",
+            holdings.model,
+            f"{holdings.tokens:,}",
+            f"{holdings.blocks:,}",
+            f"{holdings.states:,}",
+            size_text(holdings.file_bytes),
+            time_text(holdings.last_used),
         )
     print_table(table)
 
@@ -241,11 +253,11 @@ Ttl: TypeAlias = Annotated[
 @server_command
 def list_sessions(server: ServerClient, as_json: Json = False) -> None:
     """List the sessions, the most recently used first."""
-    found = _call_session_operation(server, "list")["data"]
+    sessions_of_model = _call_session_operation(server, "list")["data"]
     if as_json:
-        print_json(found)
-    elif found:
-        _print_table(found)
+        print_json(sessions_of_model)
+    elif sessions_of_model:
+        _print_sessions(sessions_of_model)
     else:
         typer.echo("there are no sessions")
 
@@ -254,7 +266,7 @@ def list_sessions(server: ServerClient, as_json: Json = False) -> None:
 @server_command
 def show(server: ServerClient, session_id: Id, as_json: Json = False) -> None:
     """Show one session."""
-    _print(_call_session_operation(server, "get", session_id), as_json=as_json)
+    _print_session(_call_session_operation(server, "get", session_id), as_json=as_json)
 
 
 @sessions.command("open")
@@ -270,9 +282,9 @@ def open_session(
     as_json: Json = False,
 ) -> None:
     """Open a session. A request with a new session id opens that session, too."""
-    _print(
+    _print_session(
         _call_session_operation(
-            server, "open", json={"pinned": pin} | _named(session_id) | _ttl(ttl)
+            server, "open", json={"pinned": pin} | _id_field(session_id) | _ttl_field(ttl)
         ),
         as_json=as_json,
     )
@@ -292,9 +304,9 @@ def fork(
     as_json: Json = False,
 ) -> None:
     """Open a session that continues from the current state of another one."""
-    _print(
+    _print_session(
         _call_session_operation(
-            server, "fork", session_id, json={"pinned": pin} | _named(new_id) | _ttl(ttl)
+            server, "fork", session_id, json={"pinned": pin} | _id_field(new_id) | _ttl_field(ttl)
         ),
         as_json=as_json,
     )
@@ -304,14 +316,14 @@ def fork(
 @server_command
 def pin_session(server: ServerClient, session_id: Id) -> None:
     """Protect a session's blocks from eviction."""
-    _print(_call_session_operation(server, "update", session_id, json={"pinned": True}))
+    _print_session(_call_session_operation(server, "update", session_id, json={"pinned": True}))
 
 
 @sessions.command("unpin")
 @server_command
 def unpin_session(server: ServerClient, session_id: Id) -> None:
     """Allow eviction of a session's blocks."""
-    _print(_call_session_operation(server, "update", session_id, json={"pinned": False}))
+    _print_session(_call_session_operation(server, "update", session_id, json={"pinned": False}))
 
 
 @sessions.command("close")
@@ -341,7 +353,7 @@ def export_session(
     """Write a session and its blocks to a file."""
     if file.exists() and not force:
         raise ConfigError(f"{file} already exists; --force replaces it")
-    size = server.download(_path("export", session_id), file)
+    size = server.download(_operation_path("export", session_id), file)
     typer.echo(f"wrote {file}, {size_text(size)}")
 
 
@@ -361,8 +373,10 @@ def import_session(
     The session must come from the same model, with the same weights and tokenizer.
     """
     with file.open("rb") as content:
-        _print(
-            _call_session_operation(server, "import", params=_named(session_id), content=content),
+        _print_session(
+            _call_session_operation(
+                server, "import", params=_id_field(session_id), content=content
+            ),
             as_json=as_json,
         )
 
@@ -370,22 +384,26 @@ def import_session(
 def _call_session_operation(
     server: ServerClient, operation: OperationName, session_id: str = "", **request: Any
 ) -> dict[str, Any]:
+    """Call an operation of the table of session operations. request: further arguments of httpx."""
     return server.call(
-        SESSION_OPERATIONS[operation].method, _path(operation, session_id), **request
+        SESSION_OPERATIONS[operation].method, _operation_path(operation, session_id), **request
     )
 
 
-def _path(operation: OperationName, session_id: str) -> str:
+def _operation_path(operation: OperationName, session_id: str) -> str:
+    """The HTTP path of a session operation."""
     return SESSIONS_PATH + SESSION_OPERATIONS[operation].path.format(
         session_id=quote(session_id, safe="")
     )
 
 
-def _named(session_id: str | None) -> dict[str, Any]:
+def _id_field(session_id: str | None) -> dict[str, Any]:
+    """The field for the id of a new session; without an id, the server generates one."""
     return {} if session_id is None else {"id": session_id}
 
 
-def _ttl(text: str | None) -> dict[str, Any]:
+def _ttl_field(text: str | None) -> dict[str, Any]:
+    """The field for the lifetime of a session, from --ttl. Raises ConfigError."""
     if text is None:
         return {}
     if text == _NEVER:
@@ -393,29 +411,30 @@ def _ttl(text: str | None) -> dict[str, Any]:
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd]?)", text)
     if match is None:
         raise ConfigError(f"--ttl {text}: must be a time such as 90s, 12h or 30d, or {_NEVER}")
-    return {"ttl_seconds": float(match[1]) * _SECONDS[match[2] or "s"]}
+    return {"ttl_seconds": float(match[1]) * _SECONDS_OF_UNIT[match[2] or "s"]}
 
 
-def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
+def _print_session(session: Mapping[str, Any], *, as_json: bool = False) -> None:
+    """Print one session. "hot" is what needs no copy for the next turn."""
     if as_json:
         print_json(session)
         return
-    cached = f"{session['kept_tokens']:,} cached ({session['ram_tokens']:,} in RAM)"
-    branches = count_text(session["branches"], "branch", "branches")
-    hot = ""
+    cached_text = f"{session['kept_tokens']:,} cached ({session['ram_tokens']:,} in RAM)"
+    branches_text = count_text(session["branches"], "branch", "branches")
+    hot_text = ""
     if session["live_tokens"]:
-        hot = f"{session['live_tokens']:,} tokens: the next turn continues without a copy"
+        hot_text = f"{session['live_tokens']:,} tokens: the next turn continues without a copy"
     print_rows(
         [
             ("session", session["id"]),
             ("model", session["model"]),
-            ("tokens", f"{session['tokens']:,}, {cached}"),
-            ("hot", hot),
-            ("size", f"{size_text(session['kept_bytes'])} in {branches}"),
+            ("tokens", f"{session['tokens']:,}, {cached_text}"),
+            ("hot", hot_text),
+            ("size", f"{size_text(session['kept_bytes'])} in {branches_text}"),
             ("requests", f"{session['requests']:,}"),
             ("last used", time_text(session["last_used_at"])),
             ("ends", _NEVER if session["expires_at"] is None else time_text(session["expires_at"])),
-            ("pinned", _pinned(session)),
+            ("pinned", _pin_text(session)),
             ("forked from", session["forked_from"]),
             (
                 "metadata",
@@ -425,12 +444,12 @@ def _print(session: Mapping[str, Any], *, as_json: bool = False) -> None:
     )
 
 
-def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_sessions(sessions: Sequence[Mapping[str, Any]]) -> None:
     numbers = ("tokens", "cached", "in RAM", "hot", "size", "requests")
     table = new_table("session", *numbers, "last used", "pinned", right=numbers)
-    for session in rows:
+    for session in sessions:
         table.add_row(
-            " ".join(filter(None, (session["id"], session["metadata"].get(_NAME)))),
+            " ".join(filter(None, (session["id"], session["metadata"].get(_NAME_KEY)))),
             f"{session['tokens']:,}",
             f"{session['kept_tokens']:,}",
             f"{session['ram_tokens']:,}",
@@ -438,27 +457,31 @@ def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
             size_text(session["kept_bytes"]),
             f"{session['requests']:,}",
             time_text(session["last_used_at"]),
-            _pinned(session),
+            _pin_text(session),
         )
     print_table(table)
 
 
-def _pinned(session: Mapping[str, Any]) -> str:
+def _pin_text(session: Mapping[str, Any]) -> str:
+    """Describe a session's pin; empty if it is not pinned."""
     if not session["pinned"]:
         return ""
-    partly = {"over_quota": "in part: over the quota", "incomplete": "in part: the rest is gone"}
-    return partly.get(session["pin_state"], "yes")
+    text_of_state = {
+        "over_quota": "in part: over the quota",
+        "incomplete": "in part: the rest is gone",
+    }
+    return text_of_state.get(session["pin_state"], "yes")
 
 
 class StateInUse(HoldfastError):
     """The state cannot be deleted: it is in use, unknown, or deleted by another command."""
 
 
-def _always(server: RunningServer) -> bool:
+def _used_by_every_server(server: RunningServer) -> bool:
     return True
 
 
-def _never(server: RunningServer) -> bool:
+def _used_by_no_server(server: RunningServer) -> bool:
     return False
 
 
@@ -476,7 +499,7 @@ class StateKind:
     place: Path  # file or folder
     bound: str
     clear: Callable[[], object] | None
-    is_used_by: Callable[[RunningServer], bool] = _always
+    is_used_by: Callable[[RunningServer], bool] = _used_by_every_server
     other_kinds: tuple[str, ...] = ()
 
     @classmethod
@@ -487,7 +510,7 @@ class StateKind:
         what: str,
         bound: str,
         name: str = "",
-        is_used_by: Callable[[RunningServer], bool] = _always,
+        is_used_by: Callable[[RunningServer], bool] = _used_by_every_server,
     ) -> Self:
         """The state in a folder, which is deleted as a whole. name: by default that of the folder."""
         return cls(
@@ -561,7 +584,7 @@ def clear_state(
     if not yes:
         typer.confirm("Delete this?", abort=True)
         with plain_errors():  # check again, because a server may have started since then
-            _refuse_used(chosen)
+            _check_unused(chosen)
     for kind in chosen:
         assert kind.clear is not None
         try:
@@ -582,13 +605,14 @@ def _chosen_kinds(kinds: Mapping[str, StateKind], names: Sequence[str]) -> list[
     if not names:
         raise StateInUse(f"name what to delete, or --all: {', '.join(kinds)}")
     chosen = [kind for name, kind in kinds.items() if name in names]
-    _refuse_used(chosen)
+    _check_unused(chosen)
     return chosen
 
 
-def _refuse_used(chosen: Sequence[StateKind]) -> None:
+def _check_unused(kinds: Sequence[StateKind]) -> None:
+    """Raise StateInUse if a running server uses the state."""
     for server in own_servers():
-        for kind in chosen:
+        for kind in kinds:
             if kind.is_used_by(server):
                 raise StateInUse(
                     f"{kind.name} is in use by the server at {server.url}; stop it first: holdfast "
@@ -604,14 +628,15 @@ def _state_kinds(config: Path | None) -> list[StateKind]:
         settings = read_settings(file=config).settings
         try:
             folder = chosen_folder(settings.store, os.environ)
-            in_store = _kinds_in_store(Path(folder), settings) if folder else []
-            beside_store = [*_log_kinds(settings), *_cache_kinds(), *_key_kinds(settings)]
-            return in_store + beside_store
+            store_kinds = _kinds_in_store(Path(folder), settings) if folder else []
+            other_kinds = [*_log_kinds(settings), *_cache_kinds(), *_key_kinds(settings)]
+            return store_kinds + other_kinds
         except (OSError, RuntimeError) as error:  # RuntimeError: the user lacks a home folder
             raise StateInUse(f"the state cannot be read: {error}") from None
 
 
 def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
+    """The kinds of state in the store's folder."""
     from holdfast.front.records.answer_tokens import MOST_BYTES, clear_answers
     from holdfast.front.records.responses import clear_responses
     from holdfast.store.inspect import summarize_store
@@ -662,6 +687,7 @@ def _kinds_in_store(folder: Path, settings: Settings) -> list[StateKind]:
 
 
 def _log_kinds(settings: Settings) -> list[StateKind]:
+    """Logs, crash reports and histories, which are in Holdfast's state folder."""
     from holdfast.files import performance_folder, state_folder
     from holdfast.front.fleet.worker_files import MOST_REPORTS
     from holdfast.front.telemetry.history import MOST_BYTES
@@ -679,7 +705,7 @@ def _log_kinds(settings: Settings) -> list[StateKind]:
             logs.with_name("crashes"),
             what="reports of crashed workers",
             bound=f"the latest {MOST_REPORTS}",
-            is_used_by=_never,
+            is_used_by=_used_by_no_server,
         ),
         StateKind.of_folder(
             performance_folder(os.environ),
@@ -690,6 +716,7 @@ def _log_kinds(settings: Settings) -> list[StateKind]:
 
 
 def _cache_kinds() -> list[StateKind]:
+    """What can be computed again: compiled code, hashes, measurements."""
     from holdfast.files import caches_folder
     from holdfast.front.fleet.worker_files import MOST_KINDS
     from holdfast.models.quality import MOST_RESULTS
@@ -705,7 +732,7 @@ def _cache_kinds() -> list[StateKind]:
             name=name,
             what="kernels of Holdfast, compiled for this machine",
             bound=f"{MOST_VERSIONS} versions of each",
-            is_used_by=_never,
+            is_used_by=_used_by_no_server,
         )
         for name, folder in kernel_folders.items()
     ]
@@ -723,12 +750,13 @@ def _cache_kinds() -> list[StateKind]:
             caches / "quality",
             what="results of `holdfast quality`",
             bound=f"the latest {MOST_RESULTS}",
-            is_used_by=_never,
+            is_used_by=_used_by_no_server,
         ),
     ]
 
 
 def _key_kinds(settings: Settings) -> list[StateKind]:
+    """The file of API keys, if there is one."""
     from holdfast.front.server.access import key_file_of
 
     keys = key_file_of(settings.server.keys_file, os.environ)

@@ -34,18 +34,18 @@ from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
 DEATH = "the engine's thread ended unexpectedly"
-_open: set[InProcessClient] = set()
-_lock = threading.Lock()
-_watch: threading.Thread | None = None
+_open_clients: set[InProcessClient] = set()  # to close before the interpreter exits
+_open_clients_lock = threading.Lock()
+_exit_watch: threading.Thread | None = None  # None: nothing was opened yet
 
 
 class QueueInbox:
     """The worker's inbox, implemented with a queue."""
 
-    def __init__(self, deliver: Callable[[Sequence[Event]], None]) -> None:
-        """deliver: called on the device thread with the events of each step."""
+    def __init__(self, on_events: Callable[[Sequence[Event]], None]) -> None:
+        """on_events: called on the device thread with the events of each step."""
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._deliver = deliver
+        self._on_events = on_events
 
     def put(self, command: Command) -> None:
         """Send a command. Any thread."""
@@ -66,9 +66,9 @@ class QueueInbox:
         return commands
 
     def send(self, events: Sequence[Event]) -> None:
-        """Deliver all events of one step."""
+        """Pass on all events of one step. Called by the worker."""
         if events:
-            self._deliver(events)
+            self._on_events(events)
 
     def close(self) -> None:
         """Does nothing: the protocol `Inbox` requires it, but a queue needs no closing."""
@@ -81,16 +81,16 @@ class BlockingEventStream:
         self.request_id = request_id
         self._cancel = cancel
         self._events: queue.SimpleQueue[RequestEvent | None] = queue.SimpleQueue()
-        self._over = False
+        self._is_over = False
 
     def __iter__(self) -> BlockingEventStream:
         return self
 
     def __next__(self) -> RequestEvent:
-        event = None if self._over else self._events.get()
+        event = None if self._is_over else self._events.get()
         if event is None:
             raise StopIteration
-        self._over = isinstance(event, Finished | Rejected)
+        self._is_over = isinstance(event, Finished | Rejected)
         return event
 
     def push(self, event: RequestEvent) -> None:
@@ -99,8 +99,8 @@ class BlockingEventStream:
 
     def close(self) -> None:
         """End the iteration, and cancel the request unless it has finished. Any thread."""
-        if not self._over:
-            self._over = True
+        if not self._is_over:
+            self._is_over = True
             self._cancel(self.request_id)
             self._events.put(None)
 
@@ -110,13 +110,15 @@ class InProcessClient:
 
     def __init__(self, run_worker: Callable[[QueueInbox], object]) -> None:
         """run_worker: loads the model, serves the inbox until `SHUT_DOWN`, releases the device."""
-        self._inbox = QueueInbox(self._deliver)
+        self._inbox = QueueInbox(self._deliver_events)
+        # completes when the model is loaded or has failed to load
         self._started: Future[WorkerReady | WorkerFailed] = Future()
-        self._statistics: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
-        self._calls: dict[str, Future[Answer]] = {}
+        # one for each question, in the order of the questions
+        self._statistics_answers: queue.SimpleQueue[Future[WorkerStatistics]] = queue.SimpleQueue()
+        self._call_answers: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
         self._streams: dict[RequestId, BlockingEventStream] = {}
-        self._end_reason = ""
+        self._end_reason = ""  # why the worker has ended; empty while it runs
         self._thread = threading.Thread(
             target=self._run, args=(run_worker,), name="holdfast-device", daemon=False
         )
@@ -141,7 +143,7 @@ class InProcessClient:
     def submit(self, request: SequenceRequest) -> BlockingEventStream:
         """Send one sequence and return its events."""
         stream = BlockingEventStream(request.request_id, cancel=self._cancel)
-        with self._alive():
+        with self._while_alive():
             if request.request_id in self._streams:
                 raise ValueError(f"request id {request.request_id!r} is in use")
             self._streams[request.request_id] = stream
@@ -151,8 +153,8 @@ class InProcessClient:
     def statistics(self) -> WorkerStatistics:
         """Ask the worker for its current statistics."""
         answer: Future[WorkerStatistics] = Future()
-        with self._alive():
-            self._statistics.put(answer)
+        with self._while_alive():
+            self._statistics_answers.put(answer)
             self._inbox.put(TELL_STATISTICS)
         return answer.result()
 
@@ -168,8 +170,8 @@ class InProcessClient:
         Raises WorkerUnavailable if the worker has ended, or ends before it answers.
         """
         answer: Future[Answer] = Future()
-        with self._alive():
-            self._calls[command.call_id] = answer
+        with self._while_alive():
+            self._call_answers[command.call_id] = answer
             self._inbox.put(command)
         return answer.result()
 
@@ -179,20 +181,21 @@ class InProcessClient:
         self._thread.join()
 
     def _run(self, run_worker: Callable[[QueueInbox], object]) -> None:
+        """Run the worker on its thread. When it ends, end all open requests and calls."""
         try:
             run_worker(self._inbox)
         finally:
             error = sys.exception()
-            self._end("the engine is closed" if error is None else f"{DEATH}: {error}")
+            self._fail_open_calls("the engine is closed" if error is None else f"{DEATH}: {error}")
 
-    def _end(self, reason: str) -> None:
+    def _fail_open_calls(self, reason: str) -> None:
         """Fail all requests and calls, because the worker has ended. reason: for the messages."""
         with self._lock:
             self._end_reason = reason
             streams, self._streams = self._streams, {}
-            calls: list[Future[Any]] = [*self._calls.values()]
-            while not self._statistics.empty():
-                calls.append(self._statistics.get())
+            calls: list[Future[Any]] = [*self._call_answers.values()]
+            while not self._statistics_answers.empty():
+                calls.append(self._statistics_answers.get())
         for call in calls:
             call.set_exception(WorkerUnavailable(reason))
         if not self._started.done():
@@ -209,7 +212,7 @@ class InProcessClient:
             )
 
     @contextlib.contextmanager
-    def _alive(self) -> Iterator[None]:
+    def _while_alive(self) -> Iterator[None]:
         """Keep the worker alive while a command is sent.
 
         Raises WorkerUnavailable if the worker has ended.
@@ -220,10 +223,12 @@ class InProcessClient:
             yield
 
     def _cancel(self, request_id: RequestId) -> None:
+        """Drop the stream of a request, and tell the worker to stop generating."""
         self._streams.pop(request_id, None)
         self._inbox.put(SequenceControl(request_id=request_id, action="cancel"))
 
-    def _deliver(self, events: Sequence[Event]) -> None:
+    def _deliver_events(self, events: Sequence[Event]) -> None:
+        """Pass each event to its stream or call. Runs on the device thread."""
         for event in events:
             if isinstance(event, RequestEvent):
                 stream = self._streams.get(event.request_id)
@@ -234,38 +239,38 @@ class InProcessClient:
             elif isinstance(event, WorkerReady | WorkerFailed):
                 self._started.set_result(event)
             elif isinstance(event, WorkerStatistics) and event.in_answer:
-                self._statistics.get_nowait().set_result(event)
+                self._statistics_answers.get_nowait().set_result(event)
             elif isinstance(event, Answer):
-                call = self._calls.pop(event.call_id, None)
+                call = self._call_answers.pop(event.call_id, None)
                 if call is not None:
                     call.set_result(event)
 
 
-def close_before_exit(engine: InProcessClient) -> None:
-    """Close the engine when the main thread ends, unless `closed` is called before.
+def close_before_exit(client: InProcessClient) -> None:
+    """Close the client when the main thread ends, unless `close_now` is called before.
 
     Device threads are not daemons, because MLX would abort the process at exit. So the interpreter
     waits for them before it runs any exit handler. That is why a daemon thread, which touches no
     device, watches the main thread.
     """
-    global _watch
-    with _lock:
-        _open.add(engine)
-        if _watch is None:
-            _watch = threading.Thread(
+    global _exit_watch
+    with _open_clients_lock:
+        _open_clients.add(client)
+        if _exit_watch is None:
+            _exit_watch = threading.Thread(
                 target=_close_all_at_exit, name="holdfast-at-exit", daemon=True
             )
-            _watch.start()
+            _exit_watch.start()
 
 
-def closed(engine: InProcessClient) -> None:
-    """Close the engine now, so that nothing needs to be closed at exit."""
-    engine.close()
-    with _lock:
-        _open.discard(engine)
+def close_now(client: InProcessClient) -> None:
+    """Close the client, so that it need not be closed at exit."""
+    client.close()
+    with _open_clients_lock:
+        _open_clients.discard(client)
 
 
 def _close_all_at_exit() -> None:
     threading.main_thread().join()
-    for engine in tuple(_open):
-        engine.close()
+    for client in tuple(_open_clients):
+        client.close()

@@ -65,7 +65,7 @@ from holdfast.library.in_process import (
     BlockingEventStream,
     InProcessClient,
     close_before_exit,
-    closed,
+    close_now,
 )
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.download import resolve_model, served_id
@@ -91,6 +91,7 @@ Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 ThinkingOption: TypeAlias = ThinkingEffort | bool | Mapping[str, Any]
 LEAVE = msgspec.UNSET  # an argument not given: the current value, or the one in the settings
 _LIMITS = LimitsSettings()
+# reasons for an end that have a name in OpenAI's API
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
 _Request = TypeVar("_Request")
 _Stream = TypeVar("_Stream", bound="BlockingEventStream | TextStream")
@@ -170,14 +171,14 @@ class LLM:
         folder = resolve_model(self._settings.model, progress=lambda stage, fraction: None)
         store = library_folder(self._settings.store, os.environ)
         images = images_folder(store)
-        if not store:
+        if not store:  # in a folder for this model only, which `close` deletes
             images = images.with_name(f"holdfast-images-{uuid.uuid4().hex}")
         self._images = ImageIntake(images, self._settings.images)
         self._layouts = ImageLayouts(self._images.folder)
-        self._client = _start(self._settings, folder, store, images=images)
+        self._client = _start_client(self._settings, folder, store, images=images)
         close_before_exit(self._client)
         self._finalizer = weakref.finalize(
-            self, _close, self._client, temporary=None if store else images
+            self, _close_client, self._client, temporary_images=None if store else images
         )
         try:
             self._bundle = load_tokenizer_bundle(
@@ -228,9 +229,9 @@ class LLM:
         adapter = options.pop("adapter", "")
         limits = self._settings.limits
         requests = [
-            generation_request(_raw_prompt(each), options, limits=limits) for each in prompts
+            generation_request(_text_or_tuple(each), options, limits=limits) for each in prompts
         ]
-        answers = self._batched(
+        answers = self._run_batch(
             requests, partial(self._start_answer, adapter=adapter), TextStream.read_all
         )
         return answers if is_list else answers[0]
@@ -250,7 +251,7 @@ class LLM:
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
         """Continue a prompt. Returns an iterator over the text while it is generated."""
         adapter = options.pop("adapter", "")
-        request = generation_request(_raw_prompt(prompt), options, limits=self._settings.limits)
+        request = generation_request(_text_or_tuple(prompt), options, limits=self._settings.limits)
         return self._start_answer(request, adapter=adapter)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
@@ -282,8 +283,10 @@ class LLM:
         request = embedding_request(inputs, options, is_list=is_list)
         sequences = embedding_sequences(request, self._bundle, info=self._client.info)
         vectors = [
-            array("f", embedding_of(read.finished, dimensions=request.dimensions).vector).tolist()
-            for read in self._batched(
+            array(
+                "f", embedding_of(read_prompt.finished, dimensions=request.dimensions).vector
+            ).tolist()
+            for read_prompt in self._run_batch(
                 sequences, partial(self._submit, adapter=adapter), _read_prompt
             )
         ]
@@ -306,33 +309,35 @@ class LLM:
         if hasattr(self, "_bundle"):  # otherwise loading has failed
             self._bundle.known_answers.close()
 
-    def _batched(
+    def _run_batch(
         self,
         requests: Sequence[_Request],
         start: Callable[[_Request], _Stream],
-        read: Callable[[_Stream], _Result],
+        read_result: Callable[[_Stream], _Result],
     ) -> list[_Result]:
         """Return the results in the order of the requests.
 
-        Starts the number of requests ahead that the worker accepts.
+        start: sends a request. read_result: waits for its result. As many requests are sent ahead
+        as the worker can run and queue.
         """
-        limit = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
+        most_ahead = self._settings.scheduler.max_running + self._settings.scheduler.max_queued
         streams: list[_Stream] = []
         results: list[_Result] = []
         try:
             for index in range(len(requests)):
-                while len(streams) < min(len(requests), index + limit):
+                while len(streams) < min(len(requests), index + most_ahead):
                     streams.append(start(requests[len(streams)]))
-                results.append(read(streams[index]))
+                results.append(read_result(streams[index]))
         finally:
             for stream in streams:
                 stream.close()
         return results
 
     def _start_answer(self, request: GenerationRequest, *, adapter: str) -> TextStream:
+        """Render and send one request. Returns the stream of its answer."""
         image_files = ExitStack()
         try:
-            prompt, layouts = self._with_images(request, image_files)
+            prompt, layouts = self._take_images(request, image_files)
             prepared = prepare(
                 request,
                 self._bundle,
@@ -356,10 +361,12 @@ class LLM:
             observe=observer(request, self._bundle, prepared),
         )
 
-    def _with_images(
+    def _take_images(
         self, request: GenerationRequest, image_files: ExitStack
     ) -> tuple[Prompt, Layouts]:
-        """Take the images of a request and get their token layouts. image_files: keeps their files.
+        """Store the images of a request, and get from the worker the tokens that stand for them.
+
+        image_files: keeps the files of the images until it is closed.
 
         Returns the prompt with the names of its images, and their layouts.
         """
@@ -368,16 +375,21 @@ class LLM:
         vision = self._client.info.vision
         if vision is None or vision.refused:
             return text_only(request.prompt, vision), NO_IMAGES
-        taken = image_files.enter_context(
+        prompt = image_files.enter_context(
             self._images.stored_here(request.prompt, tenant=request.tenant)
         )
-        model = self._client.info.fingerprint
-        question = self._layouts.question(taken, model=model, max_pixels=self._images.max_pixels)
+        fingerprint = self._client.info.fingerprint
+        question = self._layouts.question(
+            prompt, model=fingerprint, max_pixels=self._images.max_pixels
+        )
         if question is not None:
-            self._layouts.learn(self._client.call(question), model=model)
-        return self._layouts.prompt_and_layouts(taken, model=model)
+            self._layouts.learn(self._client.call(question), model=fingerprint)
+        return self._layouts.prompt_and_layouts(prompt, model=fingerprint)
 
     def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
+        """Send a sequence to the model or one of its adapters. Raises InvalidRequest if there is
+        none.
+        """
         if adapter and adapter not in self._adapters:
             raise InvalidRequest(
                 f"the model has no adapter {adapter!r}; available: "
@@ -387,13 +399,17 @@ class LLM:
         return self._client.submit(msgspec.structs.replace(sequence, adapter=adapter))
 
 
-def _close(client: InProcessClient, *, temporary: Path | None) -> None:
-    closed(client)
-    if temporary is not None:
-        shutil.rmtree(temporary, ignore_errors=True)
+def _close_client(client: InProcessClient, *, temporary_images: Path | None) -> None:
+    """Close the client, and delete the images folder if it was made for this model only."""
+    close_now(client)
+    if temporary_images is not None:
+        shutil.rmtree(temporary_images, ignore_errors=True)
 
 
-def _start(settings: Settings, folder: Path, store: str, *, images: Path) -> InProcessClient:
+def _start_client(settings: Settings, folder: Path, store: str, *, images: Path) -> InProcessClient:
+    """Start a worker on a thread, which begins to load the model. store: the store's folder; empty:
+    none.
+    """
     model = replace(settings.model, name=served_id(settings.model))
     draft = draft_of(
         DraftFolder(name=model.name, folder=folder), model.speculation, environ=os.environ
@@ -419,13 +435,17 @@ def _as_list(prompt: TextOrTokens | Prompts) -> tuple[Sequence[TextOrTokens], bo
     return cast(Sequence[TextOrTokens], prompt), True
 
 
-def _raw_prompt(prompt: TextOrTokens) -> str | tuple[int, ...]:
+def _text_or_tuple(prompt: TextOrTokens) -> str | tuple[int, ...]:
+    """A prompt in the form that a request has."""
     return prompt if isinstance(prompt, str) else tuple(prompt)
 
 
 def _read_prompt(stream: BlockingEventStream) -> ReadPrompt:
+    """Wait until a prompt without an answer is prefilled. Raises the error if it fails."""
     reader = PromptReader()
-    return next(read for event in stream if (read := reader.read_event(event)) is not None)
+    return next(
+        read_prompt for event in stream if (read_prompt := reader.read_event(event)) is not None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,7 +492,9 @@ class TextStream:
         left_out: TruncatedPart | None = None,
         observe: Observe,
     ) -> None:
-        """image_files: closed when the answer has ended."""
+        """choice: turns the events into text, reasoning and tool calls. image_files: closed when
+        the answer has ended. observe: called with each event of the answer, to record its tokens.
+        """
         self._events = events
         self._image_files = image_files
         self._choice = choice
@@ -481,7 +503,7 @@ class TextStream:
         self._left_out = left_out
         self._deltas: list[OutputDelta] = []
         self._finished: ChoiceFinished | None = None
-        self._outputs = self._read()
+        self._outputs = self._read_outputs()
 
     def __iter__(self) -> TextStream:
         return self
@@ -517,7 +539,7 @@ class TextStream:
             memory=self._choice.memory,
         )
         reason = finished.reason.value
-        if finished.reason in _ENDS_BY_ITSELF:
+        if finished.reason in _ENDS_BY_ITSELF:  # may also be "tool_calls"
             reason = finished.finish_reason
         return Completion(
             text=text_of(self._deltas),
@@ -546,7 +568,7 @@ class TextStream:
         self._events.close()
         self._image_files.close()
 
-    def _read(self) -> Iterator[OutputEvent]:
+    def _read_outputs(self) -> Iterator[OutputEvent]:
         """Iterate over the events. Raises the error of a refused request, and GenerationFailed."""
         for event in self._events:
             if isinstance(event, Rejected):
@@ -682,7 +704,7 @@ def embedding_request(
     return EmbeddingRequest(
         request_id=uuid.uuid4().hex,
         model="",
-        inputs=tuple(map(_raw_prompt, texts)),
+        inputs=tuple(map(_text_or_tuple, texts)),
         input_field="texts",
         is_list=is_list,
         **options,
@@ -714,32 +736,46 @@ def chat_request(
     from holdfast.front.server.request import validated
 
     _refuse_unknown(options.keys() - ChatOptions.__annotations__.keys(), ChatOptions)
-    given = {name: value for name, value in options.items() if value is not None}
-    given.setdefault("max_tokens", options.get("max_tokens", DEFAULT_ANSWER_TOKENS))
-    # the protocol has smaller ranges than the library
-    sampling = {name: _number(given.pop(name, None)) for name in SamplingParams.__struct_fields__}
+    set_options = {name: value for name, value in options.items() if value is not None}
+    set_options.setdefault("max_tokens", options.get("max_tokens", DEFAULT_ANSWER_TOKENS))
+    # not part of the body, because the protocol's ranges are smaller than the library's
+    sampling = {
+        name: _python_number(set_options.pop(name, None))
+        for name in SamplingParams.__struct_fields__
+    }
     if isinstance(bias := sampling["logit_bias"], Mapping):
-        sampling["logit_bias"] = {_number(token): _number(bias[token]) for token in bias}
-    tenant = given.pop("tenant", "")
-    session_id = given.pop("session_id", "")
-    template_options = given.pop("template_options", None)
+        sampling["logit_bias"] = {
+            _python_number(token): _python_number(bias[token]) for token in bias
+        }
+    tenant = set_options.pop("tenant", "")
+    session_id = set_options.pop("session_id", "")
+    template_options = set_options.pop("template_options", None)
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     body = {
-        **given,
+        **set_options,
         "messages": [
-            _with_files(message, f"messages.{place}") for place, message in enumerate(messages)
+            _with_files(message, f"messages.{position}")
+            for position, message in enumerate(messages)
         ],
-        "tools": [{"type": "function", **tool} for tool in given.get("tools", ())],
+        "tools": [{"type": "function", **tool} for tool in set_options.get("tools", ())],
         "chat_template_kwargs": template_options,
-        "logprobs": "top_logprobs" in given,
+        "logprobs": "top_logprobs" in set_options,
     }
-    choice, form = given.get("tool_choice"), given.get("response_format")
-    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        body["tool_choice"] = {"function": {"name": choice}}
-    if isinstance(form, Mapping) and form.get("type") not in ("text", "json_object", "json_schema"):
-        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
-    parsed = validated(ChatCompletionRequest, _plain(body))
+    tool_choice = set_options.get("tool_choice")
+    response_format = set_options.get("response_format")
+    if isinstance(tool_choice, str) and tool_choice not in ("auto", "none", "required"):
+        body["tool_choice"] = {"function": {"name": tool_choice}}
+    if isinstance(response_format, Mapping) and response_format.get("type") not in (
+        "text",
+        "json_object",
+        "json_schema",
+    ):
+        body["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"schema": response_format},
+        }
+    parsed = validated(ChatCompletionRequest, _json_value(body))
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         model="",
@@ -755,11 +791,16 @@ def _with_files(message: Mapping[str, Any], field: str) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
-    parts = [_with_file(part, f"{field}.content.{place}") for place, part in enumerate(content)]
+    parts = [
+        _with_file(part, f"{field}.content.{position}") for position, part in enumerate(content)
+    ]
     return {**message, "content": parts}
 
 
 def _with_file(part: Any, field: str) -> Any:
+    """The part with the image that its path names; other parts are unchanged. An error of the file
+    is reported later, as that of an invalid image.
+    """
     path = part.get("path") if isinstance(part, Mapping) else None
     if path is None or not is_image_kind(str(part.get("type"))):
         return part
@@ -771,14 +812,14 @@ def _with_file(part: Any, field: str) -> Any:
     return image_part(source)
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """The value with the types that a body in JSON has."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [*map(_plain, value)] if isinstance(value, list | tuple) else _number(value)
+        return {str(key): _json_value(each) for key, each in value.items()}
+    return [*map(_json_value, value)] if isinstance(value, list | tuple) else _python_number(value)
 
 
-def _number(value: Any) -> Any:
+def _python_number(value: Any) -> Any:
     """The value; a number of another library, such as NumPy, as a number of Python."""
     if isinstance(value, bool):
         return value
@@ -787,8 +828,10 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
-def _refuse_unknown(names: Collection[str], options: type) -> None:
-    if names:
+def _refuse_unknown(unknown_names: Collection[str], options: type) -> None:
+    """Raise TypeError if there are unknown options, as Python does for unknown arguments."""
+    if unknown_names:
         raise TypeError(
-            f"unknown options: {', '.join(names)}; known: {', '.join(options.__annotations__)}"
+            f"unknown options: {', '.join(unknown_names)}; known: "
+            f"{', '.join(options.__annotations__)}"
         )

@@ -104,7 +104,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     @property
     def resume_points(self) -> tuple[int, ...]:
         """Positions in the prompt from which later prompts are likely to continue: the branch
-        points, and the ends of images, the last one first.
+        points, then the ends of images, from the last to the first.
         """
         ends = [image.end for image in self.images]
         return (*self.branch_points, *reversed(ends))
@@ -253,14 +253,14 @@ def checked_limits(
         raise InvalidRequest(
             f"`max_running` must be at least 1, got {max_running}", field="max_running"
         )
-    least = max(settings.min_chunk_tokens, max_running)
-    if not least <= step_tokens <= MOST_STEP_TOKENS:
-        why = (
+    lowest_step_tokens = max(settings.min_chunk_tokens, max_running)
+    if not lowest_step_tokens <= step_tokens <= MOST_STEP_TOKENS:
+        causes = (
             f"max_running = {max_running}, scheduler.min_chunk_tokens = {settings.min_chunk_tokens}"
         )
         message = (
-            f"`step_tokens` must be {least:,} to {MOST_STEP_TOKENS:,} tokens ({why}), got "
-            f"{step_tokens:,}"
+            f"`step_tokens` must be {lowest_step_tokens:,} to {MOST_STEP_TOKENS:,} tokens "
+            f"({causes}), got {step_tokens:,}"
         )
         raise InvalidRequest(message, field="step_tokens")
     return replace(settings, max_running=max_running, step_tokens=step_tokens)

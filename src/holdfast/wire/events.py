@@ -68,7 +68,7 @@ class CacheFigures(msgspec.Struct, frozen=True, kw_only=True):
     moved_tokens: int = 0  # of `ram_tokens`: from a parked state that the next request took over
     shared_tokens: int = 0  # of `ram_tokens`: in buffers that several sequences share
     disk_tokens: int = 0  # cache hits on disk
-    read_ahead_tokens: int = 0  # prefilled for next turns, as idle work
+    read_ahead_tokens: int = 0  # prefilled in advance, for next turns, while idle
     used_ahead_tokens: int = 0  # of `read_ahead_tokens`: reused when the turn arrived
     lookups: dict[str, int] = {}  # number of lookups by the value of their CacheOutcome
     waiting: int = 0  # requests that wait now, until another request has prefilled their prefix
@@ -142,11 +142,11 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0  # of `drafted_tokens`: those that are part of an answer
     model_drafted_tokens: int = 0  # of `drafted_tokens`: those that the draft model drafted
-    model_accepted_tokens: int = 0  # of `accepted_tokens`: the same
+    model_accepted_tokens: int = 0  # of `accepted_tokens`: those that the draft model drafted
     draft_model: str = ""  # the model that drafts; empty: none, or it has failed
     cached_tokens: int = 0
     preemptions: int = 0
-    finished: int = 0  # requests, like the following three
+    finished: int = 0  # requests, like `failed`, `cancelled` and `rejected`
     failed: int = 0
     cancelled: int = 0
     rejected: int = 0
@@ -291,11 +291,11 @@ class PromptRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float  # since the admission of the request
 
 
-class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The prompt is prefilled.
+class PrefillFinished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The prompt is prefilled, and the first token is sampled.
 
-    Sent right before the first token. If no token is generated, it is sent only if the request
-    asked for log-probabilities of the prompt.
+    Sent right before the first `TokensGenerated`. If no token is generated, it is sent only if the
+    request asked for log-probabilities of the prompt.
     """
 
     request_id: RequestId
@@ -384,12 +384,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_budget(self, change: BudgetChanged) -> ModelInfo:
         """The model with another KV budget."""
-        fitting = change.context_tokens_by_bits
+        context_tokens = change.context_tokens_by_bits
         return msgspec.structs.replace(
             self,
             kv_budget_bytes=change.kv_budget_bytes,
-            context_tokens=fitting.get(self.kv_bits, self.context_tokens),
-            context_tokens_by_bits=fitting,
+            context_tokens=context_tokens.get(self.kv_bits, self.context_tokens),
+            context_tokens_by_bits=context_tokens,
         )
 
 
@@ -450,7 +450,7 @@ Event: TypeAlias = (
     Accepted
     | Rejected
     | PromptRead
-    | Started
+    | PrefillFinished
     | TokensGenerated
     | Finished
     | WorkerReady

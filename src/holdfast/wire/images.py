@@ -99,9 +99,9 @@ def image_keys(layout: ImageLayout) -> TokenIds:
     If the image has so few tokens that their keys could equal those of another image, the keys are
     random: the image is never found in the prefix cache.
     """
-    count = len(layout.token_ids)
-    if count < _FEWEST_KEYS:
-        digest = secrets.token_bytes(4 * count)
+    tokens = len(layout.token_ids)
+    if tokens < _FEWEST_KEYS:
+        digest = secrets.token_bytes(4 * tokens)
     else:
-        digest = hashlib.shake_256(bytes.fromhex(layout.image)).digest(4 * count)
+        digest = hashlib.shake_256(bytes.fromhex(layout.image)).digest(4 * tokens)
     return TokenIds.of(FIRST_IMAGE_KEY | number for number in array("I", digest))

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 TOKEN_BYTES = 4
-_SMALL_BYTES = 2048
+_SMALL_BYTES = 2048  # sequences up to this size are compared as numbers, not by bisection
 
 RequestId: TypeAlias = str
 # batch requests use only the capacity that interactive requests leave free
@@ -61,23 +61,24 @@ class TokenIds(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def common_tokens(ours: bytes | bytearray, theirs: bytes | bytearray) -> int:
     """The number of tokens in the common prefix of two packed token sequences.
 
-    For 100,000 equal tokens this takes 20 µs.
+    Bisects at arbitrary bytes: only the index of the first different byte matters. For 100,000
+    equal tokens this takes 20 µs.
     """
-    low, high = 0, min(len(ours), len(theirs))
-    if ours[:high] == theirs[:high]:
-        return high // TOKEN_BYTES
-    while high - low > _SMALL_BYTES:
-        middle = (low + high) // 2
-        if ours[low:middle] == theirs[low:middle]:
-            low = middle
+    low_byte, high_byte = 0, min(len(ours), len(theirs))
+    if ours[:high_byte] == theirs[:high_byte]:
+        return high_byte // TOKEN_BYTES
+    while high_byte - low_byte > _SMALL_BYTES:
+        middle_byte = (low_byte + high_byte) // 2
+        if ours[low_byte:middle_byte] == theirs[low_byte:middle_byte]:
+            low_byte = middle_byte
         else:
-            high = middle
+            high_byte = middle_byte
     # the lowest differing bit of two little-endian numbers is in their first differing byte
-    differing = int.from_bytes(ours[low:high], "little") ^ int.from_bytes(
-        theirs[low:high], "little"
+    differing_bits = int.from_bytes(ours[low_byte:high_byte], "little") ^ int.from_bytes(
+        theirs[low_byte:high_byte], "little"
     )
-    lowest_bit = (differing & -differing).bit_length() - 1
-    return (low + lowest_bit // 8) // TOKEN_BYTES
+    lowest_bit = (differing_bits & -differing_bits).bit_length() - 1
+    return (low_byte + lowest_bit // 8) // TOKEN_BYTES
 
 
 def token_at(packed: bytes, index: int) -> int:
@@ -120,7 +121,7 @@ class SamplingRange(NamedTuple):
     lowest: float
     highest: float
     meaning: str
-    kind: type[float] = float  # int: only whole numbers
+    kind: type[float] = float  # type of the values; int: only whole numbers
 
     def accepted(self, value: object) -> float | None:
         """Return a value from a file as a number; None if it is not one of the range."""

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.errors import SessionFailure
 
 LONGEST_SESSION_ID = 256
-# the limits of metadata in OpenAI's API
+# those of OpenAI's API
 MOST_METADATA_PAIRS = 16
 LONGEST_METADATA_KEY = 64
 LONGEST_METADATA_VALUE = 512
@@ -39,7 +39,7 @@ class SessionOperation(msgspec.Struct, frozen=True):
 
 
 SESSIONS_PATH = "/v1/sessions"
-_OF_ONE = "/{session_id}"
+_ONE = "/{session_id}"  # path of one session
 _OPERATIONS = (
     SessionOperation("list", "GET", "", ("limit",), "list_sessions", "List the sessions of a model, most recently used first."),
     SessionOperation(
@@ -50,21 +50,21 @@ _OPERATIONS = (
         "Import an exported session. The session keeps its id unless `id` is set.",
     ),
     SessionOperation(
-        "export", "GET", f"{_OF_ONE}/export", ("session_id", "path"), "export_session",
+        "export", "GET", f"{_ONE}/export", ("session_id", "path"), "export_session",
         "Export a session as one file, for a backup or another server with the same model.",
     ),
-    SessionOperation("get", "GET", _OF_ONE, ("session_id",), "get_session", "Get one session."),
+    SessionOperation("get", "GET", _ONE, ("session_id",), "get_session", "Get one session."),
     SessionOperation(
-        "update", "PATCH", _OF_ONE, ("session_id", "ttl_seconds", "pinned", "metadata"), "change_session",
+        "update", "PATCH", _ONE, ("session_id", "ttl_seconds", "pinned", "metadata"), "change_session",
         "Pin or unpin a session, or change its expiry or metadata.",
     ),
     SessionOperation(
-        "fork", "POST", f"{_OF_ONE}/fork", ("session_id", "new_session_id", "ttl_seconds", "pinned"), "fork_session",
+        "fork", "POST", f"{_ONE}/fork", ("session_id", "new_session_id", "ttl_seconds", "pinned"), "fork_session",
         "Open a session that continues from the current state of another one. The two sessions "
         "share the common prefix.",
     ),
     SessionOperation(
-        "close", "DELETE", _OF_ONE, ("session_id", "forget"), "close_session",
+        "close", "DELETE", _ONE, ("session_id", "forget"), "close_session",
         "Close a session. Its prefix stays cached while there is room. With `forget`, the part of "
         "the prefix that no other session shares is deleted.",
     ),
@@ -161,6 +161,7 @@ def is_valid_ttl(seconds: float | None) -> bool:
 
 
 def _is_text(text: str) -> bool:
+    """Whether the text has no lone surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -27,8 +27,8 @@ from holdfast.wire.events import (
     Divergence,
     Finished,
     FinishReason,
+    PrefillFinished,
     PromptRead,
-    Started,
     Timings,
     TokenLogprob,
     TokensGenerated,
@@ -277,7 +277,9 @@ def test_echo_with_logprobs_waits_for_the_scores_and_continues_offsets() -> None
     assert reader.feed(Accepted(request_id="r")) == ()
     scores = (TokenLogprob(prompt[1], -3.0, ((1, -2.0),)),)
     events = list(
-        reader.feed(Started(request_id="r", memory=FOUND, timings=Timings(), logprobs=scores))
+        reader.feed(
+            PrefillFinished(request_id="r", memory=FOUND, timings=Timings(), logprobs=scores)
+        )
     )
     events += run(reader, [encode(" world")], scored=True)
     tokens = [token for event in events if isinstance(event, TextDelta) for token in event.logprobs]
@@ -306,7 +308,7 @@ def test_the_first_words_leading_space_is_kept_only_in_continuations() -> None:
 def test_a_stop_string_keeps_the_prefill_figures() -> None:
     reader = choice(stops=("!",))
     timings = Timings(queue_seconds=1.0, prefill_seconds=2.0)
-    assert reader.feed(Started(request_id="r", memory=FOUND, timings=timings)) == ()
+    assert reader.feed(PrefillFinished(request_id="r", memory=FOUND, timings=timings)) == ()
     events = run(reader, [encode("a! b")])
     assert isinstance(events[-1], ChoiceFinished)
     assert (events[-1].memory, events[-1].cached_tokens, events[-1].timings) == (FOUND, 1, timings)
@@ -334,7 +336,7 @@ def test_the_first_differing_token_is_shown_as_text() -> None:
         divergence=Divergence(position=1, stored_token_id=stored, prompt_token_id=own),
     )
     reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
-    reader.feed(Started(request_id="r", memory=diverged, timings=Timings()))
+    reader.feed(PrefillFinished(request_id="r", memory=diverged, timings=Timings()))
     (end,) = reader.feed(finished())
     assert isinstance(end, ChoiceFinished)
     assert end.divergent is None  # Finished has the last word
@@ -370,7 +372,10 @@ def test_the_end_of_the_prefill_is_reported_only_on_request(reports_progress: bo
     text = choice(reports_progress=reports_progress, prompt_token_ids=TokenIds.of((1, 2, 3, 4)))
     read = PromptRead(request_id="a", total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5)
     memory, timings = CacheReport(ram_tokens=1), Timings(prefill_seconds=0.75)
-    told = [*text.feed(read), *text.feed(Started(request_id="a", memory=memory, timings=timings))]
+    told = [
+        *text.feed(read),
+        *text.feed(PrefillFinished(request_id="a", memory=memory, timings=timings)),
+    ]
     expected = [
         PromptProgress(total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5),
         PromptProgress(total_tokens=4, cached_tokens=1, read_tokens=4, seconds=0.75),

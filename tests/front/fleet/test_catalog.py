@@ -41,7 +41,7 @@ def test_a_change_is_one_log_line_with_names() -> None:
     after = Catalog(entries=(entry("new"), entry("kelp", "k")), excluded=(bad, found))
     change = change_between(CATALOG, after)
     assert change == CatalogChange(
-        added=("new",), gone=(CATALOG.entries[0].name,), changed=("kelp",), excluded=(bad,)
+        added=("new",), removed=(CATALOG.entries[0].name,), changed=("kelp",), excluded=(bad,)
     )
     assert str(change) == (
         "added: new; removed: mlx-community/Qwen3-Coder-30B-4bit; changed, effective at the next "
@@ -58,7 +58,7 @@ def test_each_name_is_listed_once(before: list[str], after: list[str]) -> None:
     change = change_between(
         *(Catalog(entries=tuple(map(entry, names))) for names in (before, after))
     )
-    assert (set(change.added), set(change.gone)) == (
+    assert (set(change.added), set(change.removed)) == (
         set(after) - set(before),
         set(before) - set(after),
     )

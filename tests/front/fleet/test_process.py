@@ -35,9 +35,9 @@ async def worker(
     on_progress: Callable[[LoadProgress], None] = lambda event: None,
     client: ModelClient | None = None,
 ) -> AsyncIterator[WorkerProcess]:
-    deliver = (client or ModelClient(unread_bytes=1 << 20)).deliver
+    on_events = (client or ModelClient(unread_bytes=1 << 20)).deliver_events
     process = await WorkerProcess.start(
-        fake_settings(behaviour), on_progress=on_progress, deliver=deliver
+        fake_settings(behaviour), on_progress=on_progress, on_events=on_events
     )
     try:
         yield process
@@ -75,7 +75,7 @@ async def test_a_start_that_fails_before_the_process_leaves_no_files(
     monkeypatch.setattr(worker_link, "SHORT_FOLDER", tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         await WorkerProcess.start(
-            fake_settings("good"), on_progress=lambda event: None, deliver=lambda events: None
+            fake_settings("good"), on_progress=lambda event: None, on_events=lambda events: None
         )
     assert list(too_long.iterdir()) == []
 

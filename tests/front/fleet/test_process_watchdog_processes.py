@@ -132,7 +132,7 @@ async def test_a_worker_suspended_while_loading_is_killed(monkeypatch: pytest.Mo
     worker = await WorkerProcess.start(
         fake_settings("hangs", residency=hasty),
         on_progress=lambda event: None,
-        deliver=lambda events: None,
+        on_events=lambda events: None,
     )
     look, was_heard = worker.watchdog.judge, asyncio.Event()
 
@@ -157,7 +157,7 @@ async def test_a_serving_worker_without_any_heartbeat_is_killed() -> None:
     worker = await WorkerProcess.start(
         fake_settings(residency=IMPATIENT),
         on_progress=lambda event: None,
-        deliver=lambda events: None,
+        on_events=lambda events: None,
     )
     worker.link.heartbeats.close()
     assert isinstance(await worker.wait_started(timeout_seconds=LIMIT_SECONDS), WorkerReady)

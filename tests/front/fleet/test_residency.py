@@ -23,7 +23,7 @@ from holdfast.errors import (
 from holdfast.front.fleet.process import WorkerProcess
 from holdfast.front.fleet.worker_files import MOST_REQUESTS, CrashReport
 from holdfast.front.link.event_stream import EventStream, RequestEvent
-from holdfast.wire.events import Accepted, Finished, FinishReason, Started, TokensGenerated
+from holdfast.wire.events import Accepted, Finished, FinishReason, PrefillFinished, TokensGenerated
 from holdfast.wire.sessions import SessionCommand
 from tests.fakes.fake_engine import expected_tokens
 from tests.fakes.fake_models import OneModel
@@ -110,7 +110,7 @@ async def test_a_dead_worker_is_replaced_and_its_streams_continue() -> None:
         for each, events in zip(asked, answers, strict=True):
             assert [type(event) for event in events if not isinstance(event, TokensGenerated)] == [
                 Accepted,
-                Started,
+                PrefillFinished,
                 Finished,
             ]
             (end,) = [event for event in events if isinstance(event, Finished)]

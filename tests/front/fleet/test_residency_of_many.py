@@ -282,7 +282,7 @@ async def test_the_catalog_can_change_while_models_are_used() -> None:
             waiting = asyncio.create_task(answered(made, "b"))
             await until(made, a="stopping")
             change = await made.replace_catalog(catalog_over("c", "d", c={"aliases": ("e",)}))
-            assert (change.added, change.gone, change.changed) == (("d",), ("a", "b"), ("c",))
+            assert (change.added, change.removed, change.changed) == (("d",), ("a", "b"), ("c",))
             with pytest.raises(UnknownModel, match="available: c, d, e"):
                 await waiting
             with pytest.raises(UnknownModel):

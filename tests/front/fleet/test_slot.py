@@ -95,10 +95,10 @@ async def test_a_worker_that_starts_later_has_the_current_log_level(
         settings: WorkerSettings,
         *,
         on_progress: Callable[[LoadProgress], None],
-        deliver: Callable[[Sequence[Event]], None],
+        on_events: Callable[[Sequence[Event]], None],
     ) -> WorkerProcess:
         levels.append(settings.log.level)
-        return await start(settings, on_progress=on_progress, deliver=deliver)
+        return await start(settings, on_progress=on_progress, on_events=on_events)
 
     monkeypatch.setattr(WorkerProcess, "start", noted)
     made = OneModel(fake_settings())
@@ -203,7 +203,9 @@ class Counted(Leases):
 
     def __init__(self, *, places: int = 9) -> None:
         self.changes = 0
-        super().__init__(places=places, numbers=itertools.count(), on_change=self.count)
+        super().__init__(
+            max_waiting_sequences=places, arrival_numbers=itertools.count(), on_change=self.count
+        )
 
     def count(self) -> None:
         self.changes += 1

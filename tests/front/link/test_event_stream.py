@@ -13,9 +13,9 @@ from holdfast.wire.events import (
     CacheReport,
     Finished,
     FinishReason,
+    PrefillFinished,
     PromptRead,
     Rejected,
-    Started,
     Timings,
     TokenLogprob,
     TokensGenerated,
@@ -118,17 +118,17 @@ async def test_a_failure_follows_the_events_received_before_it() -> None:
 async def test_an_event_repeated_by_a_second_worker_arrives_once() -> None:
     front = Front()
     stream = front.open()
-    began = Started(
+    began = PrefillFinished(
         request_id="a", memory=CacheReport(ram_tokens=3), timings=Timings(prefill_seconds=2.0)
     )
     front.route([Accepted(request_id="a"), began, tokens()])
     stream.resume()
-    again = Started(request_id="a", memory=CacheReport(disk_tokens=1), timings=Timings())
+    again = PrefillFinished(request_id="a", memory=CacheReport(disk_tokens=1), timings=Timings())
     front.route([Accepted(request_id="a"), again, tokens(), finished()])
     events = [event async for event in stream]
     assert [type(event) for event in events] == [
         Accepted,
-        Started,
+        PrefillFinished,
         TokensGenerated,
         TokensGenerated,
         Finished,
@@ -244,6 +244,6 @@ async def test_prefill_progress_is_reported_until_the_answer_begins() -> None:
     front = Front()
     stream = front.open()
     read = PromptRead(request_id="a", total_tokens=9, cached_tokens=0, read_tokens=4, seconds=1.0)
-    started = Started(request_id="a", memory=CacheReport(), timings=Timings())
+    started = PrefillFinished(request_id="a", memory=CacheReport(), timings=Timings())
     front.route([read, started, read, finished()])
-    assert [type(event) async for event in stream] == [PromptRead, Started, Finished]
+    assert [type(event) async for event in stream] == [PromptRead, PrefillFinished, Finished]

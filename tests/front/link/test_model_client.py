@@ -121,7 +121,7 @@ class Front:
                 Accepted(request_id=name),
                 TokensGenerated(request_id=name, token_ids=tuple(range(count))),
             ]
-        self.client.deliver(events)
+        self.client.deliver_events(events)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ async def test_a_request_continues_after_the_received_tokens(front: Front) -> No
     front.die()
     third = front.next_worker()
     assert tuple(third.sent[0].generated_token_ids) == (0, 1, 2, 0, 1)
-    front.client.deliver([finished("a")])
+    front.client.deliver_events([finished("a")])
     events = await events_of(stream)
     assert [type(event) for event in events] == [
         Accepted,
@@ -197,10 +197,10 @@ async def test_a_request_under_a_cancelled_id_gets_no_event_of_the_cancelled_one
     front.tokens("a", count=5)
     await left.aclose()
     (again,) = front.submit("a")
-    front.client.deliver([TokensGenerated(request_id="a", token_ids=(5,))])
-    front.client.deliver([finished("a", FinishReason.CANCELLED)])
+    front.client.deliver_events([TokensGenerated(request_id="a", token_ids=(5,))])
+    front.client.deliver_events([finished("a", FinishReason.CANCELLED)])
     front.tokens("a", count=2)
-    front.client.deliver([finished("a")])
+    front.client.deliver_events([finished("a")])
     events = await events_of(again)
     assert [type(event) for event in events] == [Accepted, TokensGenerated, Finished]
     assert again.token_ids == [0, 1]
@@ -414,7 +414,7 @@ async def test_a_finished_suspect_lets_the_next_one_be_tried(front: Front, leave
     first, _ = front.submit("a", "b")
     worker = front.die_until_suspected()
     if leave == "ends":
-        front.client.deliver([Accepted(request_id="a"), finished("a")])
+        front.client.deliver_events([Accepted(request_id="a"), finished("a")])
     else:
         await first.aclose()
     assert worker.ids == ["a", "b"]
@@ -441,7 +441,7 @@ async def asked(front: Front, operation: OperationName = "get") -> asyncio.Task[
 
 
 def answers(front: Front, failure: SessionFailure | None = None) -> None:
-    front.client.deliver(
+    front.client.deliver_events(
         [SessionAnswer(call_id="c", failure=failure, message="so it is" if failure else "")]
     )
 
@@ -462,7 +462,7 @@ async def test_an_image_question_is_repeated_to_the_next_worker(front: Front) ->
     front.die()
     assert front.next_worker().commands == [question]
     answer = ImageAnswer(call_id="c", failures={"a": "too wide"})
-    front.client.deliver([answer])
+    front.client.deliver_events([answer])
     assert await task == answer
 
 
@@ -554,30 +554,30 @@ async def test_neither_a_refusal_nor_idle_work_counts_as_progress(
     front.client.submit(
         msgspec.structs.replace(a_request("ahead"), read_ahead=ReadAhead(known_tokens=1))
     )
-    front.client.deliver([event])
+    front.client.deliver_events([event])
     assert not front.client.worker_lost().had_progress
 
 
 async def test_the_next_worker_learns_of_unused_prefilled_prompts(front: Front) -> None:
     request = read_ahead(9)
     front.client.submit(request)
-    front.client.deliver([finished("ahead", ram_tokens=5)])
+    front.client.deliver_events([finished("ahead", ram_tokens=5)])
     front.die()
     run = ReadAheadRun(tenant="", token_ids=request.prompt_token_ids, start=5)
     assert front.next_worker().read_ahead == [run]
     front.client.submit(a_request("other", prompt=(*range(5), 8)))
-    front.client.deliver([finished("other")])
+    front.client.deliver_events([finished("other")])
     front.die()
     assert front.next_worker().read_ahead == [run]
     front.client.submit(a_request("next", prompt=tuple(range(12))))
-    front.client.deliver([finished("next")])
+    front.client.deliver_events([finished("next")])
     front.die()
     assert front.next_worker().read_ahead == []
 
 
 async def test_an_unfinished_prefill_is_not_reported_to_the_next_worker(front: Front) -> None:
     front.client.submit(read_ahead(9))
-    front.client.deliver([finished("ahead", FinishReason.CANCELLED)])
+    front.client.deliver_events([finished("ahead", FinishReason.CANCELLED)])
     front.die()
     assert front.next_worker().read_ahead == []
 

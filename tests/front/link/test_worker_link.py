@@ -81,7 +81,7 @@ async def linked(
     answer: Callable[[Command], list[Event]] = answer_at_once,
 ) -> AsyncIterator[tuple[ModelClient, Peer]]:
     client = ModelClient(unread_bytes=UNREAD_BYTES)
-    link = WorkerLink(on_progress=lambda event: None, deliver=client.deliver)
+    link = WorkerLink(on_progress=lambda event: None, on_events=client.deliver_events)
     peer = Peer(link.endpoint, answer)
     try:
         async with asyncio.timeout(60):
@@ -235,6 +235,6 @@ async def test_a_socket_failure_is_an_oserror_and_leaves_no_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(zmq.Context, "socket", refuse)
     with pytest.raises(OSError, match="the link to a worker cannot be created") as caught:
-        WorkerLink(on_progress=lambda event: None, deliver=lambda events: None)
+        WorkerLink(on_progress=lambda event: None, on_events=lambda events: None)
     assert caught.value.errno == errno.EMFILE
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ async def _serves(signals: list[_EarlySignals], *, disarms: bool) -> str:
     signals.append(_EarlySignals())
     os.kill(os.getpid(), signal.SIGTERM)  # while the loop is busy with this line
     if disarms:
-        signals[0].disarm()
+        signals[0].stop_cancelling()
     for _ in range(3):
         await asyncio.sleep(0)
     return "went on"
@@ -35,13 +35,13 @@ async def test_an_early_signal_cuts_the_start_short() -> None:
     signals: list[_EarlySignals] = []
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(_serves(signals, disarms=False))
-    assert signals[0].came
+    assert signals[0].has_come
 
 
 async def test_a_signal_after_disarm_cancels_nothing() -> None:
     signals: list[_EarlySignals] = []
     assert await asyncio.create_task(_serves(signals, disarms=True)) == "went on"
-    assert signals[0].came
+    assert signals[0].has_come
 
 
 def test_a_signal_after_the_end_does_nothing() -> None:

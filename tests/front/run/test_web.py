@@ -59,18 +59,18 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_one_program_runs_from_the_first_request_to_the_last(program: Path) -> None:
     awake = Awake(platform="darwin", linger_seconds=0.001)
-    awake.running(1)
+    awake.note_running(1)
     await until(
         lambda: (program.parent / "asked").exists() and bool((program.parent / "asked").read_text())
     )
     assert (program.parent / "asked").read_text() == f"-i -w {os.getpid()}"
     (first,) = children(program)
-    awake.running(2)
-    awake.running(1)
+    awake.note_running(2)
+    awake.note_running(1)
     assert children(program) == [first]
-    awake.running(0)
+    awake.note_running(0)
     await until(lambda: not first.is_running())
-    awake.running(1)
+    awake.note_running(1)
     assert children(program) != [first]
     awake.close()
     assert children(program) == []
@@ -78,18 +78,18 @@ async def test_one_program_runs_from_the_first_request_to_the_last(program: Path
 
 async def test_the_program_lingers_for_the_next_request(program: Path) -> None:
     awake = Awake(platform="darwin", linger_seconds=60.0)
-    awake.running(1)
+    awake.note_running(1)
     await until((program.parent / "asked").exists)
     (first,) = children(program)
-    awake.running(0)
-    awake.running(1)
+    awake.note_running(0)
+    awake.note_running(1)
     assert children(program) == [first]
     awake.close()
 
 
 async def test_other_systems_start_no_program(program: Path) -> None:
     awake = Awake(platform="linux")
-    awake.running(1)
+    awake.note_running(1)
     assert children(program) == []
     assert not (program.parent / "asked").exists()
 
@@ -99,9 +99,9 @@ async def test_a_program_that_cannot_start_fails_no_request(
 ) -> None:
     awake = Awake(platform="darwin")
     program.write_text("#!/no/such/interpreter\n")
-    awake.running(1)
-    awake.running(0)
-    awake.running(1)
+    awake.note_running(1)
+    awake.note_running(0)
+    awake.note_running(1)
     assert len(caplog.records) == 1
 
 

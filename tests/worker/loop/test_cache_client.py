@@ -13,7 +13,7 @@ from holdfast.wire.events import (
     CacheOutcome,
     CacheReport,
     Divergence,
-    Started,
+    PrefillFinished,
     TokensGenerated,
     WorkerStatistics,
 )
@@ -28,8 +28,8 @@ def in_turn(subject: CachingWorker, *commands: Command) -> ScriptInbox:
 
 
 def report(inbox: ScriptInbox, name: str) -> CacheReport:
-    """The report of the Started event, which equals that of Finished."""
-    (started,) = [event for event in inbox.of(name) if isinstance(event, Started)]
+    """The report of the PrefillFinished event, which equals that of Finished."""
+    (started,) = [event for event in inbox.of(name) if isinstance(event, PrefillFinished)]
     assert started.memory == inbox.finished(name).memory
     return started.memory
 
@@ -72,7 +72,7 @@ def test_the_cache_report_comes_right_before_the_first_token() -> None:
     first = random_prompt(90)
     inbox = in_turn(CachingWorker(), greedy("first", first), greedy("exact", first))
     kinds = [type(event) for event in inbox.of("exact")]
-    assert kinds.index(Started) == kinds.index(TokensGenerated) - 1
+    assert kinds.index(PrefillFinished) == kinds.index(TokensGenerated) - 1
     assert report(inbox, "first").outcome is CacheOutcome.NOTHING_STORED
     assert (report(inbox, "exact").outcome, report(inbox, "exact").ram_tokens) == (
         CacheOutcome.COMPLETE,

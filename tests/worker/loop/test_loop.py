@@ -12,7 +12,7 @@ from holdfast.wire.commands import (
     SequenceControl,
     SequenceRequest,
 )
-from holdfast.wire.events import Finished, FinishReason, Rejected, Started, WorkerStatistics
+from holdfast.wire.events import Finished, FinishReason, PrefillFinished, Rejected, WorkerStatistics
 from holdfast.wire.requests import TokenIds
 from holdfast.worker.loop.device_steps import DeviceBroken
 from tests.fakes import fake_engine
@@ -93,14 +93,24 @@ def test_prompt_scores_come_once_before_the_first_token() -> None:
     prompt = tuple(range(1, 41))  # three chunks
     inbox = serve([request("a", *prompt, max_tokens=2, want_prompt_logprobs=True)])
     kinds = [type(event).__name__ for event in inbox.of("a")]
-    assert kinds == ["Accepted", "Started", "TokensGenerated", "TokensGenerated", "Finished"]
-    (scored,) = [event for event in inbox.events if isinstance(event, Started)]
+    assert kinds == [
+        "Accepted",
+        "PrefillFinished",
+        "TokensGenerated",
+        "TokensGenerated",
+        "Finished",
+    ]
+    (scored,) = [event for event in inbox.events if isinstance(event, PrefillFinished)]
     assert [logprob.token_id for logprob in scored.logprobs] == list(prompt[1:])
 
 
 def test_a_prompt_can_be_scored_without_generation() -> None:
     inbox = serve([request("a", 1, 2, 3, max_tokens=0, want_prompt_logprobs=True)])
-    assert [type(event).__name__ for event in inbox.of("a")] == ["Accepted", "Started", "Finished"]
+    assert [type(event).__name__ for event in inbox.of("a")] == [
+        "Accepted",
+        "PrefillFinished",
+        "Finished",
+    ]
 
 
 @pytest.mark.parametrize(

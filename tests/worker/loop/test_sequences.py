@@ -13,9 +13,9 @@ from holdfast.wire.events import (
     CacheReport,
     Finished,
     FinishReason,
+    PrefillFinished,
     PromptRead,
     Rejected,
-    Started,
     TokenLogprob,
     TokensGenerated,
 )
@@ -44,7 +44,7 @@ def test_a_request_is_accepted_started_and_finished_in_order() -> None:
     events = ledger.take_outbox()
     assert [type(event) for event in events] == [
         Accepted,
-        Started,
+        PrefillFinished,
         TokensGenerated,
         TokensGenerated,
         Finished,
@@ -86,7 +86,7 @@ def test_scores_come_once_before_the_first_token_or_the_end() -> None:
     ledger.generate(generated, (6,), ())
     ledger.finish(generated, FinishReason.LENGTH)
     ledger.finish(prefill_only, FinishReason.LENGTH)
-    told = [event for event in ledger.take_outbox() if isinstance(event, Started)]
+    told = [event for event in ledger.take_outbox() if isinstance(event, PrefillFinished)]
     assert [(event.request_id, event.logprobs) for event in told] == [
         ("generated", scores),
         ("prefill_only", scores),

@@ -36,8 +36,8 @@ from holdfast.wire.events import (
     Event,
     Finished,
     FinishReason,
+    PrefillFinished,
     PromptRead,
-    Started,
     Timings,
     TokenLogprob,
     TokensGenerated,
@@ -128,7 +128,7 @@ class ChoiceText:
             return self._on_tokens(event)
         if isinstance(event, Finished):
             return self._on_finished(event)
-        if isinstance(event, Started):
+        if isinstance(event, PrefillFinished):
             self.memory = event.memory
             self.timings = event.timings
             return (*self._prefill_done(), *self._echo(event.logprobs))

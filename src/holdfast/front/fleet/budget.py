@@ -76,23 +76,27 @@ def idle_until(model: Candidate) -> float:
 
 
 class _Decision:
+    """One decision in progress: the models chosen so far."""
+
     def __init__(self, models: Sequence[Candidate], limits: PlaceLimits, *, now: float) -> None:
         self._models = models
         self._limits = limits
         self._now = now
-        self._load: list[Candidate] = []
+        self._to_load: list[Candidate] = []
         self._reserved: list[Candidate] = []  # models for which room is being made
-        self._unload: list[Candidate] = []
-        self._drain: list[Candidate] = []
-        self._makes_room: dict[str, str] = {}
+        self._to_unload: list[Candidate] = []
+        self._to_drain: list[Candidate] = []
+        self._makes_room: dict[
+            str, str
+        ] = {}  # model to unload or drain -> model that gets its place
         self._blocked: list[Candidate] = []
-        self._next_check_at = math.inf
+        self._next_check_at = math.inf  # when the decision may change without another event
 
     def verdict(self) -> Verdict:
         """Make the decision. Call this only once."""
         for model in self._models:
             if model.is_unload_requested and model.phase == "ready":
-                (self._drain if model.leases else self._unload).append(model)
+                (self._to_drain if model.leases else self._to_unload).append(model)
             elif _is_unused(model):
                 self._unload_if_idle(model)
         waiting = [
@@ -109,35 +113,36 @@ class _Decision:
             elif not self._load_or_make_room(model):
                 break  # later arrivals have to wait, or the first might starve
         return Verdict(
-            load=_names(self._load),
-            unload=_names(self._unload),
+            load=_names(self._to_load),
+            unload=_names(self._to_unload),
             makes_room=self._makes_room,
-            drain=frozenset(_names(self._drain)),
+            drain=frozenset(_names(self._to_drain)),
             blocked=_names(self._blocked),
             next_check_at=self._next_check_at,
         )
 
     def _unload_if_idle(self, model: Candidate) -> None:
+        """Unload an unused model whose idle time is over; otherwise check again when it ends."""
         ends_at = idle_until(model)
         if ends_at <= self._now:
-            self._unload.append(model)
+            self._to_unload.append(model)
         else:
             self._next_check_at = min(self._next_check_at, ends_at)
 
     def _load_or_make_room(self, model: Candidate) -> bool:
-        """Load a model, or make room for it. Returns False if neither is possible yet."""
+        """Load a waiting model, or make room for it. Returns False if neither is possible yet."""
         occupied = [other for other in self._models if other.phase != "unloaded"]
-        if _fits(model, [*occupied, *self._load, *self._reserved], self._limits):
-            self._load.append(model)
+        if _fits(model, [*occupied, *self._to_load, *self._reserved], self._limits):
+            self._to_load.append(model)
             return True
         idle, busy = self._eviction_candidates()
-        chosen = self._fewest_victims(model, [*idle, *busy])
-        if chosen is None:
+        victims = self._fewest_victims(model, [*idle, *busy])
+        if victims is None:
             self._check_again_when_turns_end()
             return False
-        self._makes_room |= {victim.name: model.name for victim in chosen}
-        self._unload += [victim for victim in chosen if victim in idle]
-        self._drain += [victim for victim in chosen if victim in busy]
+        self._makes_room |= {victim.name: model.name for victim in victims}
+        self._to_unload += [victim for victim in victims if victim in idle]
+        self._to_drain += [victim for victim in victims if victim in busy]
         self._reserved.append(model)
         return True
 
@@ -162,23 +167,23 @@ class _Decision:
         return idle, sorted(past_their_turn, key=lambda model: model.ready_at)
 
     def _fewest_victims(
-        self, model: Candidate, victims: Sequence[Candidate]
+        self, model: Candidate, candidates: Sequence[Candidate]
     ) -> list[Candidate] | None:
-        """Choose a minimal set of victims that makes enough room for a model.
+        """Choose a minimal set of candidates that makes enough room for a model.
 
-        Earlier victims are preferred. Returns None if even all victims do not make enough room.
+        Earlier candidates are preferred. Returns None if even all of them do not make enough room.
         """
-        chosen: list[Candidate] = []
-        remaining = iter(victims)
-        while not self._would_fit(model, without=chosen):
+        victims: list[Candidate] = []
+        remaining = iter(candidates)
+        while not self._would_fit(model, without=victims):
             if (victim := next(remaining, None)) is None:
                 return None
-            chosen.append(victim)
-        for victim in reversed(chosen):
-            fewer = [other for other in chosen if other is not victim]
+            victims.append(victim)
+        for victim in reversed(victims):
+            fewer = [other for other in victims if other is not victim]
             if self._would_fit(model, without=fewer):
-                chosen = fewer
-        return chosen
+                victims = fewer
+        return victims
 
     def _would_fit(self, model: Candidate, *, without: Sequence[Candidate]) -> bool:
         """Whether a model will fit once the models in `without`, and all those that are already to
@@ -187,20 +192,24 @@ class _Decision:
         staying = [
             other
             for other in self._models
-            if self._stays(other, beside=model) and other not in without
+            if self._takes_up_room(other, beside=model) and other not in without
         ]
-        return _fits(model, [*staying, *self._load, *self._reserved], self._limits)
+        return _fits(model, [*staying, *self._to_load, *self._reserved], self._limits)
 
-    def _stays(self, model: Candidate, *, beside: Candidate) -> bool:
-        # a stopping model gets its place back before others only if it was requested first
+    def _takes_up_room(self, model: Candidate, *, beside: Candidate) -> bool:
+        """Whether a model takes up room when `beside` is loaded. A stopping model does if a request
+        for it arrived first: it will be loaded again before.
+        """
         if model.phase == "stopping":
             return _arrival_number(model) < _arrival_number(beside)
         return model.phase != "unloaded" and not self._is_leaving(model)
 
     def _is_leaving(self, model: Candidate) -> bool:
-        return model in self._unload or model in self._drain
+        """Whether the model is already chosen to be unloaded or drained."""
+        return model in self._to_unload or model in self._to_drain
 
     def _check_again_when_turns_end(self) -> None:
+        """Check again when a model that is in use may be drained."""
         for model in self._models:
             ends_at = model.ready_at + self._limits.turn_seconds
             if model.phase == "ready" and not model.is_pinned and ends_at > self._now:
@@ -208,10 +217,12 @@ class _Decision:
 
 
 def _arrival_number(model: Candidate) -> float:
+    """The arrival number of the first waiting request; infinite if none waits."""
     return math.inf if model.waiting_since is None else model.waiting_since
 
 
 def _is_unused(model: Candidate) -> bool:
+    """Whether the model may be unloaded after its idle time."""
     return (
         model.phase == "ready"
         and not model.leases

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.config import ModelSettings, Settings, all_specs, config_folders
-from holdfast.config_sources import Given, SettingSpec, convert, did_you_mean
+from holdfast.config_sources import RawValue, SettingSpec, convert, did_you_mean
 from holdfast.errors import ConfigError, ModelLoadError, UnknownModel, nearest_names
 from holdfast.files import read_text
 from holdfast.front.request import RESERVED_TEMPLATE_ARGUMENTS
@@ -63,9 +63,9 @@ _SETTING_OF_KEY = {
     "aliases": "server.model_aliases",
 }
 _KEYS = ("path", "id", "adapters", "pin", "sampling", "template", *_SETTING_OF_KEY)
-_SAMPLING = tuple(name for name in SAMPLING_RANGES if name != "logit_bias")
-# names, or ends of names, of files that mark a folder as a model
-_MODEL_FILES = ("config.json", ".gguf")
+_SAMPLING_KEYS = tuple(name for name in SAMPLING_RANGES if name != "logit_bias")
+# a folder with a file whose name ends like this is a model
+_MODEL_FILE_ENDINGS = ("config.json", ".gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +155,9 @@ class Catalog:
 
     @cached_property
     def _by_name(self) -> dict[str, NamedEntry]:
+        """All names that requests may use, with what they refer to. Ids take precedence over
+        aliases.
+        """
         with_adapters = {
             f"{name}{SEPARATOR}{adapter}": NamedEntry(entry=entry, adapter=adapter)
             for entry in self.entries
@@ -203,30 +206,34 @@ class CatalogChange:
     """The difference between two catalogs, as names of models."""
 
     added: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     excluded: tuple[ExcludedModel, ...] = ()  # newly left out, although models.toml lists them
 
     def __str__(self) -> str:
         """One line for the log."""
-        parts = (
+        changes = (
             ("added", self.added),
-            ("removed", self.gone),
+            ("removed", self.removed),
             ("changed, effective at the next load", self.changed),
         )
-        said = [f"{what}: {', '.join(names)}" for what, names in parts if names]
-        said += [f"left out: {each.name} ({each.reason})" for each in self.excluded]
-        return "; ".join(said) or "no changes"
+        texts = [f"{verb}: {', '.join(names)}" for verb, names in changes if names]
+        texts += [f"left out: {each.name} ({each.reason})" for each in self.excluded]
+        return "; ".join(texts) or "no changes"
 
 
 def change_between(before: Catalog, after: Catalog) -> CatalogChange:
     """Compare two catalogs. The result keeps the order of the catalogs."""
-    old = {entry.name: entry for entry in before.entries}
-    new = {entry.name: entry for entry in after.entries}
+    old_entries = {entry.name: entry for entry in before.entries}
+    new_entries = {entry.name: entry for entry in after.entries}
     return CatalogChange(
-        added=tuple(name for name in new if name not in old),
-        gone=tuple(name for name in old if name not in new),
-        changed=tuple(name for name, entry in new.items() if name in old and entry != old[name]),
+        added=tuple(name for name in new_entries if name not in old_entries),
+        removed=tuple(name for name in old_entries if name not in new_entries),
+        changed=tuple(
+            name
+            for name, entry in new_entries.items()
+            if name in old_entries and entry != old_entries[name]
+        ),
         excluded=tuple(
             each for each in after.excluded if each.is_asked_for and each not in before.excluded
         ),
@@ -247,28 +254,29 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     `model.path` is not a model, `model.adapters` lists a folder that is not an adapter, or
     `model.speculation` names no model.
     """
-    file = _catalog_file(settings, environ)
-    listed = Catalog(entries=())
-    # adapters in the settings belong to the model that `model.path` names, or to the only model
+    catalog_file = _catalog_file(settings, environ)
+    from_file = Catalog(entries=())
+    # The settings name adapters of one model: that of `model.path`, or the only one. Relative paths
+    # are made absolute.
     adapters = tuple(starmap(listed_adapter, adapter_folders(settings.model.adapters).items()))
     checked_adapters(adapters)
     without_adapters = replace(settings, model=replace(settings.model, adapters=()))
     settings = replace(settings, model=replace(settings.model, adapters=adapters))
-    if file is not None:
-        listed = read_catalog_file(file, without_adapters)
-    entries = listed.entries
+    if catalog_file is not None:
+        from_file = read_catalog_file(catalog_file, without_adapters)
+    entries = from_file.entries
     if settings.model.path:
-        named = listed.find(settings.model.path)
-        if named is None:
-            named = _named_beside(listed, settings, environ)
+        named_entry = from_file.find(settings.model.path)
+        if named_entry is None:
+            named_entry = _entry_outside_file(from_file, settings, environ)
             if not settings.catalog.file:
-                check_speculation(named.model)
-                return Catalog(entries=(named,), at_start=(named.name,))
+                check_speculation(named_entry.model)
+                return Catalog(entries=(named_entry,), at_start=(named_entry.name,))
         elif adapters:
-            named = replace(named, model=replace(named.model, adapters=adapters))
-        entries = (named, *(entry for entry in entries if entry.name != named.name))
-    entries, passed_over = _with_found(_also_by_hub_id(entries), without_adapters, environ)
-    entries, without_draft = _with_draft_models(entries, settings)
+            named_entry = replace(named_entry, model=replace(named_entry.model, adapters=adapters))
+        entries = (named_entry, *(entry for entry in entries if entry.name != named_entry.name))
+    entries, unusable = _with_found_models(_with_hub_id_aliases(entries), without_adapters, environ)
+    entries, lacking_draft = _without_missing_drafts(entries, settings)
     if not entries:
         entries = (_entry_of_settings(settings),)
         check_speculation(entries[0].model)
@@ -277,17 +285,17 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
             f"model.adapters = {', '.join(adapters)} needs the name of its model: holdfast serve "
             "MODEL --adapter NAME=FOLDER; or set adapters in the model's table of models.toml"
         )
-    first = entries[:1] if settings.model.path or len(entries) == 1 else ()
+    at_start = entries[:1] if settings.model.path or len(entries) == 1 else ()
     pinned = (entry for entry in entries if entry.is_pinned)
     return Catalog(
         entries=entries,
-        excluded=(*listed.excluded, *passed_over, *without_draft),
-        at_start=tuple(dict.fromkeys(entry.name for entry in (*first, *pinned))),
+        excluded=(*from_file.excluded, *unusable, *lacking_draft),
+        at_start=tuple(dict.fromkeys(entry.name for entry in (*at_start, *pinned))),
         serves_pulled_models=settings.catalog.hub_cache,
     )
 
 
-def _with_draft_models(
+def _without_missing_drafts(
     entries: tuple[CatalogEntry, ...], settings: Settings
 ) -> tuple[tuple[CatalogEntry, ...], list[ExcludedModel]]:
     """Leave out the entries of models.toml whose `speculation` names no model.
@@ -298,19 +306,19 @@ def _with_draft_models(
     served = []
     excluded = []
     listed = [entry.model for entry in entries]
-    for number, entry in enumerate(entries):
-        is_named = number == 0 and bool(settings.model.path)
-        is_own = entry.model.speculation != settings.model.speculation
+    for position, entry in enumerate(entries):
+        is_named = position == 0 and bool(settings.model.path)
+        has_own_setting = entry.model.speculation != settings.model.speculation
         try:
             # the server's setting may name one of several models, to draft for all the others
-            is_among_others = not (is_own or is_named) and len(entries) > 1
-            if is_among_others and drafts_for_itself(entry.model, listed=listed):
+            is_one_of_several = not (has_own_setting or is_named) and len(entries) > 1
+            if is_one_of_several and drafts_for_itself(entry.model, listed=listed):
                 entry = replace(entry, model=replace(entry.model, speculation="auto"))
             check_speculation(entry.model, listed=listed)
         except ModelLoadError as error:
-            if is_named or not is_own:
+            if is_named or not has_own_setting:
                 raise
-            excluded.append(_excluded(entry.name, Path(entry.origin), str(error)))
+            excluded.append(_excluded_entry(entry.name, Path(entry.origin), str(error)))
         else:
             served.append(entry)
     return tuple(served), excluded
@@ -335,17 +343,17 @@ def read_catalog_file(file: Path, settings: Settings) -> Catalog:
         if key != _SECTION:
             hint = did_you_mean(key, [_SECTION])
             reason = f"unknown section [{key}]{hint}; list models as [{_SECTION}.NAME]"
-            excluded.append(_excluded(key, file, reason))
+            excluded.append(_excluded_entry(key, file, reason))
     models = tables.get(_SECTION, {})
     if not isinstance(models, dict):
-        excluded.append(_excluded(_SECTION, file, f"write each model as [{_SECTION}.NAME]"))
+        excluded.append(_excluded_entry(_SECTION, file, f"write each model as [{_SECTION}.NAME]"))
         models = {}
     entries = []
     for name, table in models.items():
         try:
             entries.append(_entry(name, table, file=file, settings=settings))
         except (ConfigError, ModelLoadError) as error:
-            excluded.append(_excluded(name, file, str(error)))
+            excluded.append(_excluded_entry(name, file, str(error)))
     unique, clashing = _without_clashes(entries, file)
     return Catalog(entries=unique, excluded=(*excluded, *clashing))
 
@@ -360,36 +368,39 @@ def _entry(name: str, table: object, *, file: Path, settings: Settings) -> Catal
     if not name.strip() or not name.isprintable():
         raise ConfigError("a model's name must not be empty and must be printable")
     _check_keys(name, table)
-    specs = _specs()
-    given = {
-        key: convert(specs[key], Given(value=value, origin=FILE_NAME))
+    specs = _key_specs()
+    values = {
+        key: convert(specs[key], RawValue(value=value, origin=FILE_NAME))
         for key, value in table.items()
         if key in specs
     }
-    aliases = tuple(dict.fromkeys(alias for alias in given.pop("aliases", ()) if alias != name))
-    idle_seconds = given.pop("idle", settings.residency.idle_seconds)
-    model = {_SETTING_OF_KEY[key].removeprefix("model."): value for key, value in given.items()}
-    place = _place(table, revision=model.get("revision", ""), file=file)
-    model["adapters"] = _adapters(table, file=file)
-    if "speculation" in model and (file.parent / model["speculation"]).is_dir():
-        model["speculation"] = str(file.parent / model["speculation"])
-    config = check_loadable(Path(place["path"])) if "path" in table else {}
+    aliases = tuple(dict.fromkeys(alias for alias in values.pop("aliases", ()) if alias != name))
+    idle_seconds = values.pop("idle", settings.residency.idle_seconds)
+    model_values = {
+        _SETTING_OF_KEY[key].removeprefix("model."): value for key, value in values.items()
+    }
+    file_settings = _file_settings(table, revision=model_values.get("revision", ""), file=file)
+    model_values["adapters"] = _adapters(table, file=file)
+    if "speculation" in model_values and (file.parent / model_values["speculation"]).is_dir():
+        model_values["speculation"] = str(file.parent / model_values["speculation"])
+    config = check_loadable(Path(file_settings["path"])) if "path" in table else {}
     return CatalogEntry(
         name=name,
-        model=replace(settings.model, **{**model, **place, "name": name}),
+        model=replace(settings.model, **{**model_values, **file_settings, "name": name}),
         origin=str(file),
         aliases=aliases,
-        is_pinned=_of_type(table, "pin", bool, "true or false") or False,
+        is_pinned=_typed_value(table, "pin", bool, "true or false") or False,
         idle_seconds=idle_seconds,
         sampling=_sampling(table),
         template_arguments=_template(table),
         own_context_tokens=known_context_tokens(config),
         reads_images=can_see(config),
-        can_chat="path" not in table or can_chat(Path(place["path"])),
+        can_chat="path" not in table or can_chat(Path(file_settings["path"])),
     )
 
 
 def _check_keys(name: str, table: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the table of a model has an unknown key."""
     for key, value in table.items():
         if key in _KEYS:
             continue
@@ -401,18 +412,19 @@ def _check_keys(name: str, table: Mapping[str, Any]) -> None:
 
 
 @cache
-def _specs() -> dict[str, SettingSpec]:
+def _key_specs() -> dict[str, SettingSpec]:
+    """The specs of the table's keys that have the type and limits of a server setting."""
     settings = all_specs()
-    return {key: replace(settings[like], key=key) for key, like in _SETTING_OF_KEY.items()}
+    return {key: replace(settings[setting], key=key) for key, setting in _SETTING_OF_KEY.items()}
 
 
-def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, str]:
+def _file_settings(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, str]:
     """Return the settings that say where a model's files are: `path` and `revision`.
 
     `path` is a folder or a Hub id.
     """
-    path = _of_type(table, "path", str, "a string")
-    hub_id = _of_type(table, "id", str, "a string")
+    path = _typed_value(table, "path", str, "a string")
+    hub_id = _typed_value(table, "id", str, "a string")
     if bool(path) == bool(hub_id):
         raise ConfigError("set either path (a folder) or id (owner/name on the Hub), not both")
     if hub_id:
@@ -428,43 +440,45 @@ def _place(table: Mapping[str, Any], *, revision: str, file: Path) -> dict[str, 
 
 def _adapters(table: Mapping[str, Any], *, file: Path) -> tuple[str, ...]:
     """Return a table's adapters as `NAME=FOLDER` texts. Raises ConfigError and ModelLoadError."""
-    words = 'a table such as { sql = "adapters/sql" }'
-    folders: dict[str, Any] = _of_type(table, "adapters", dict, words) or {}
+    allowed = 'a table such as { sql = "adapters/sql" }'
+    folders: dict[str, Any] = _typed_value(table, "adapters", dict, allowed) or {}
     for name, folder in folders.items():
         if not isinstance(folder, str):
             raise ConfigError(f"adapters.{name} = {folder} is not allowed; allowed: a folder")
-    listed = tuple(
+    adapters = tuple(
         listed_adapter(name, file.absolute().parent / os.path.expanduser(folder))
         for name, folder in folders.items()
     )
-    checked_adapters(listed)
-    return listed
+    checked_adapters(adapters)
+    return adapters
 
 
 def _sampling(entry: Mapping[str, Any]) -> dict[str, float]:
     """Return the default sampling parameters, named as in requests."""
-    table = _of_type(entry, "sampling", dict, "a table such as { temperature = 0.2 }") or {}
+    table = _typed_value(entry, "sampling", dict, "a table such as { temperature = 0.2 }") or {}
     sampling: dict[str, float] = {}
     for key, value in table.items():
-        if key not in _SAMPLING:
-            hint = did_you_mean(key, _SAMPLING)
-            raise ConfigError(f"unknown key sampling.{key}{hint}; keys: {', '.join(_SAMPLING)}")
-        allowed = SAMPLING_RANGES[key]
-        if (read := allowed.accepted(value)) is None:
+        if key not in _SAMPLING_KEYS:
+            hint = did_you_mean(key, _SAMPLING_KEYS)
+            raise ConfigError(
+                f"unknown key sampling.{key}{hint}; keys: {', '.join(_SAMPLING_KEYS)}"
+            )
+        allowed_range = SAMPLING_RANGES[key]
+        if (number := allowed_range.accepted(value)) is None:
             raise ConfigError(
                 f"sampling.{key} = {value} is not allowed; allowed: a number from "
-                f"{allowed.lowest:g} to {allowed.highest:g}"
+                f"{allowed_range.lowest:g} to {allowed_range.highest:g}"
             )
-        sampling[key] = read
+        sampling[key] = number
     return sampling
 
 
 def _template(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return the default arguments of the chat template."""
-    words = "a table such as { enable_thinking = false }"
-    table: dict[str, Any] = _of_type(entry, "template", dict, words) or {}
-    if clash := sorted(RESERVED_TEMPLATE_ARGUMENTS & table.keys()):
-        raise ConfigError(f"template.{clash[0]} cannot have a default: each request sets it")
+    allowed = "a table such as { enable_thinking = false }"
+    table: dict[str, Any] = _typed_value(entry, "template", dict, allowed) or {}
+    if reserved := sorted(RESERVED_TEMPLATE_ARGUMENTS & table.keys()):
+        raise ConfigError(f"template.{reserved[0]} cannot have a default: each request sets it")
     for key, value in table.items():
         try:
             json.dumps(value, allow_nan=False)
@@ -475,10 +489,13 @@ def _template(entry: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _of_type(table: Mapping[str, Any], key: str, value_type: type[Any], words: str) -> Any:
+def _typed_value(table: Mapping[str, Any], key: str, value_type: type[Any], allowed: str) -> Any:
+    """The value of a key, or None. Raises ConfigError, which says what is allowed, for another
+    type.
+    """
     value = table.get(key)
     if value is not None and not isinstance(value, value_type):
-        raise ConfigError(f"{key} = {value} is not allowed; allowed: {words}")
+        raise ConfigError(f"{key} = {value} is not allowed; allowed: {allowed}")
     return value
 
 
@@ -489,29 +506,30 @@ def _without_clashes(
     entry.
     """
     names = {entry.name for entry in entries}
-    taken: dict[str, str] = {}
+    owner_of_alias: dict[str, str] = {}
     unique = []
     excluded = []
     for entry in entries:
         reason = ""
-        adapted = [entry.with_adapter(adapter) for adapter in entry.adapters]
-        for alias in (*entry.aliases, *adapted):
-            what = "adapter" if alias in adapted else "alias"
+        adapter_ids = [entry.with_adapter(adapter) for adapter in entry.adapters]
+        for alias in (*entry.aliases, *adapter_ids):
+            noun = "adapter" if alias in adapter_ids else "alias"
             if alias in names:
-                reason = f"its {what} {alias} is the name of another model"
+                reason = f"its {noun} {alias} is the name of another model"
                 break
-            if alias in taken:
-                reason = f"its {what} {alias} is already an alias of {taken[alias]}"
+            if alias in owner_of_alias:
+                reason = f"its {noun} {alias} is already an alias of {owner_of_alias[alias]}"
                 break
         if reason:
-            excluded.append(_excluded(entry.name, file, reason))
+            excluded.append(_excluded_entry(entry.name, file, reason))
         else:
             unique.append(entry)
-            taken |= dict.fromkeys(entry.aliases, entry.name)
+            owner_of_alias |= dict.fromkeys(entry.aliases, entry.name)
     return tuple(unique), excluded
 
 
-def _excluded(name: str, file: Path, reason: str) -> ExcludedModel:
+def _excluded_entry(name: str, file: Path, reason: str) -> ExcludedModel:
+    """An entry of models.toml that is left out."""
     return ExcludedModel(name=name, origin=str(file), reason=reason, is_asked_for=True)
 
 
@@ -534,46 +552,54 @@ def _entry_of_settings(settings: Settings) -> CatalogEntry:
     )
 
 
-def _named_beside(listed: Catalog, settings: Settings, environ: Mapping[str, str]) -> CatalogEntry:
+def _entry_outside_file(
+    from_file: Catalog, settings: Settings, environ: Mapping[str, str]
+) -> CatalogEntry:
     """Return the model of `model.path`, which models.toml does not list.
 
     The model may be in a watched folder or elsewhere. Raises ModelLoadError if it cannot be served.
     """
     name = settings.model.path
-    for wrong in listed.excluded:
-        if wrong.name == name:
-            raise ModelLoadError(f"model {name} of {wrong.origin} cannot be served: {wrong.reason}")
+    for excluded in from_file.excluded:
+        if excluded.name == name:
+            raise ModelLoadError(
+                f"model {name} of {excluded.origin} cannot be served: {excluded.reason}"
+            )
     if not (os.path.exists(name) or settings.model.revision):
         watched = replace(settings, catalog=replace(settings.catalog, hub_cache=False))
-        found, _ = _with_found((), watched, environ)
-        if (entry := Catalog(entries=found).find(name)) is not None:
+        found_entries, _ = _with_found_models((), watched, environ)
+        if (entry := Catalog(entries=found_entries).find(name)) is not None:
             model = replace(entry.model, name=settings.model.name or name)
             settings = replace(settings, model=model)
     try:
         return _entry_of_settings(settings)
     except ModelLoadError as error:
-        known = (known for entry in listed.entries for known in (entry.name, *entry.aliases))
-        if near := nearest_names(name, known):
-            hints = [f"did you mean {' or '.join(near)}?"]
+        listed_names = (
+            listed_name
+            for entry in from_file.entries
+            for listed_name in (entry.name, *entry.aliases)
+        )
+        if similar_names := nearest_names(name, listed_names):
+            hints = [f"did you mean {' or '.join(similar_names)}?"]
         else:
-            hints = [f"{each.origin}: {each.reason}" for each in listed.excluded[:1]]
+            hints = [f"{each.origin}: {each.reason}" for each in from_file.excluded[:1]]
         raise ModelLoadError("; ".join([str(error), *hints])) from None
 
 
-def _also_by_hub_id(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ...]:
+def _with_hub_id_aliases(entries: tuple[CatalogEntry, ...]) -> tuple[CatalogEntry, ...]:
     """Add each entry's Hub id to its aliases.
 
     If several entries have the same id, the first one gets it.
     """
-    taken = {name for entry in entries for name in (entry.name, *entry.aliases)}
-    named = []
+    taken_names = {name for entry in entries for name in (entry.name, *entry.aliases)}
+    with_aliases = []
     for entry in entries:
         source = source_of(entry.model)
-        if source.kind == "hub" and source.name not in taken:
-            taken.add(source.name)
+        if source.kind == "hub" and source.name not in taken_names:
+            taken_names.add(source.name)
             entry = replace(entry, aliases=(*entry.aliases, source.name))
-        named.append(entry)
-    return tuple(named)
+        with_aliases.append(entry)
+    return tuple(with_aliases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -590,7 +616,7 @@ class _FoundModel:
         return check_loadable(self.folder)
 
 
-def _with_found(
+def _with_found_models(
     listed: tuple[CatalogEntry, ...], settings: Settings, environ: Mapping[str, str]
 ) -> tuple[tuple[CatalogEntry, ...], list[ExcludedModel]]:
     """Append the models found on this machine.
@@ -599,15 +625,16 @@ def _with_found(
     """
     served = list(listed)
     excluded = []
-    taken = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
-    known = {source_of(entry.model).place for entry in listed}
-    excluded += _interrupted(settings, environ, but=taken)
+    entry_of_name = {name: entry for entry in listed for name in (entry.name, *entry.aliases)}
+    # folders and Hub ids
+    listed_places = {source_of(entry.model).place for entry in listed}
+    excluded += _unfinished_downloads(settings, environ, except_names=entry_of_name)
     for model in _found_models(settings, environ):
-        if {model.name, str(model.folder.resolve())} & known:
+        if {model.name, str(model.folder.resolve())} & listed_places:
             continue
         try:
             config = model.checked_config()
-            if (other := taken.get(model.name)) is not None:
+            if (other := entry_of_name.get(model.name)) is not None:
                 raise ModelLoadError(f"{other.name} of {other.origin} already has this name")
         except ModelLoadError as error:
             excluded.append(
@@ -625,15 +652,15 @@ def _with_found(
             reads_images=can_see(config),
             can_chat=can_chat(model.folder),
         )
-        taken[model.name] = entry
+        entry_of_name[model.name] = entry
         served.append(entry)
     return tuple(served), excluded
 
 
-def _interrupted(
-    settings: Settings, environ: Mapping[str, str], *, but: Container[str]
+def _unfinished_downloads(
+    settings: Settings, environ: Mapping[str, str], *, except_names: Container[str]
 ) -> list[ExcludedModel]:
-    """Partially downloaded models in the Hub's cache, except those with the names in `but`."""
+    """Partially downloaded models in the Hub's cache, except those in `except_names`."""
     if not settings.catalog.hub_cache:
         return []
     cache = hub_cache_folder(environ)
@@ -641,7 +668,7 @@ def _interrupted(
     return [
         ExcludedModel(name=name, origin=str(cache), reason=f"{reason} {name}", is_asked_for=False)
         for name in interrupted_downloads(cache)
-        if name not in but
+        if name not in except_names
     ]
 
 
@@ -664,23 +691,25 @@ def _found_models(settings: Settings, environ: Mapping[str, str]) -> Iterator[_F
 def _model_folders(parent: Path) -> Iterator[Path]:
     """Return the folders of models: `parent/MODEL` and `parent/OWNER/MODEL`."""
     for folder in _folders(parent):
-        if _looks_like_a_model(folder):
+        if _is_model_folder(folder):
             yield folder
         else:
-            yield from (inner for inner in _folders(folder) if _looks_like_a_model(inner))
+            yield from (inner for inner in _folders(folder) if _is_model_folder(inner))
 
 
 def _folders(parent: Path) -> list[Path]:
+    """The visible subfolders, sorted; empty if the folder cannot be read."""
     try:
-        with os.scandir(parent) as found:
-            folders = [each for each in found if each.is_dir() and not each.name.startswith(".")]
+        with os.scandir(parent) as entries:
+            folders = [each for each in entries if each.is_dir() and not each.name.startswith(".")]
             return sorted(Path(each.path) for each in folders)
     except OSError:
         return []
 
 
-def _looks_like_a_model(folder: Path) -> bool:
+def _is_model_folder(folder: Path) -> bool:
+    """Whether the folder has a file of a model; false if it cannot be read."""
     try:
-        return any(name.endswith(_MODEL_FILES) for name in os.listdir(folder))
+        return any(name.endswith(_MODEL_FILE_ENDINGS) for name in os.listdir(folder))
     except OSError:
         return False

@@ -1,6 +1,6 @@
 """Pulls and removes models of the Hub while the server runs.
 
-The catalog is read again afterwards.
+The catalog is reloaded afterwards. Several clients may wait for one pull of a model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pull:
     """One pull, shared by all clients that wait for it."""
 
     def __init__(self) -> None:
-        self.followers = 0  # clients that wait for it
+        self.waiting_clients = 0  # clients that wait for it
         self.is_stopped = False  # no client waits any more: the download ends
         self.task: asyncio.Task[None] | None = None  # None until it has begun
         self._steps: dict[PullStage, PullStep] = {}
@@ -58,12 +58,12 @@ class Pull:
     async def steps(self) -> AsyncIterator[PullStep]:
         """Report progress until the model is served. Raises ModelLoadError if the pull fails."""
         assert self.task is not None
-        seen: dict[PullStage, PullStep] = {}
+        reported: dict[PullStage, PullStep] = {}
         while True:
             await asyncio.wait((self.task,), timeout=_POLL_SECONDS)
             for step in self.progress:
-                if seen.get(step.stage) != step:
-                    seen[step.stage] = step
+                if reported.get(step.stage) != step:
+                    reported[step.stage] = step
                     yield step
             if self.task.done():
                 self.task.result()
@@ -79,16 +79,17 @@ class Library:
         *,
         cache: Path,
         with_code: bool = False,
-        read_again: Callable[[], Awaitable[None]],
+        reload_catalog: Callable[[], Awaitable[None]],
     ) -> None:
-        """cache: folder of the Hub's cache. with_code: whether to pull models that contain code.
+        """cache: folder of the Hub's cache. with_code: whether models that contain Python
+        code may be pulled.
 
-        read_again: reads the catalog again and serves the result.
+        reload_catalog: reads the catalog again and serves the result.
         """
         self._residency = residency
         self._cache = cache
-        self._with_code = with_code
-        self._read_again = read_again
+        self._allows_code = with_code
+        self._reload_catalog = reload_catalog
         self._pulls: dict[str, Pull] = {}  # running ones, by Hub id
         self._tasks: set[asyncio.Task[None]] = set()  # includes the tasks of stopped pulls
 
@@ -117,14 +118,14 @@ class Library:
             self._pulls[source.name] = pull
             pull.task = asyncio.create_task(self._pull(source, pull), name=f"pull of {source.name}")
             self._tasks.add(pull.task)
-            pull.task.add_done_callback(self._ended)
-        pull.followers += 1
+            pull.task.add_done_callback(self._on_pull_end)
+        pull.waiting_clients += 1
         try:
             yield pull
         finally:
-            pull.followers -= 1
-            if not pull.followers:
-                self._stop(source.name, pull)
+            pull.waiting_clients -= 1
+            if not pull.waiting_clients:
+                self._stop_pull(source.name, pull)
 
     def progress(self) -> dict[str, tuple[PullStep, ...]]:
         """Return the stages of every running pull, by Hub id."""
@@ -137,12 +138,12 @@ class Library:
         """
         removal = await asyncio.to_thread(removal_of, source.name, self._cache)
         names = self._names_of(source)
-        self._refuse_used(source, names)
+        self._check_unused(source, names)
         for name in names:
             await self._residency.unload(name)
-        self._refuse_used(source, names, allowed=("unloaded", "failed"))
+        self._check_unused(source, names, allowed=("unloaded", "failed"))
         await asyncio.to_thread(removal.execute)
-        await self._serve_anew(source)
+        await self._reload_models(source)
 
     def stop(self) -> None:
         """Stop all pulls, because the server stops.
@@ -150,7 +151,7 @@ class Library:
         The next pull of a model continues with the missing files.
         """
         for name, pull in tuple(self._pulls.items()):
-            self._stop(name, pull)
+            self._stop_pull(name, pull)
 
     async def close(self) -> None:
         """Stop all pulls and give them a moment to save partial files."""
@@ -158,45 +159,49 @@ class Library:
         if self._tasks:
             await asyncio.wait(tuple(self._tasks), timeout=_LAST_SECONDS)
 
-    def _stop(self, name: str, pull: Pull) -> None:
+    def _stop_pull(self, name: str, pull: Pull) -> None:
+        """End the download at its next progress report. Its task goes on until then."""
         pull.is_stopped = True
         if self._pulls.get(name) is pull:
             # the next client starts another pull, which waits for the files that this one still
             # locks
             del self._pulls[name]
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_pull_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks the exception as retrieved, since nobody may wait for it
 
     async def _pull(self, source: ModelSource, pull: Pull) -> None:
+        """Download a model on a thread, check it, and serve it."""
         try:
             work = partial(
-                pull_model, source, with_code=self._with_code, on_step=pull.record_progress
+                pull_model, source, with_code=self._allows_code, on_step=pull.record_progress
             )
             pulled = await on_own_thread(work, name="pull")
         finally:
             if self._pulls.get(source.name) is pull:
                 del self._pulls[source.name]
         check_loadable(pulled.folder)
-        await self._serve_anew(source)
+        await self._reload_models(source)
 
-    async def _serve_anew(self, source: ModelSource) -> None:
+    async def _reload_models(self, source: ModelSource) -> None:
+        """Serve new or removed files: look for them at the next load, and reload the catalog."""
         for name in self._names_of(source):
             self._residency.forget_files(name)
-        await self._read_again()
+        await self._reload_catalog()
 
     def _names_of(self, source: ModelSource) -> list[str]:
-        """Return the names of a Hub model in the catalog."""
+        """Return the names under which the catalog has a Hub model."""
         entries = self._residency.catalog.entries
         return [
             entry.name
             for entry in entries
-            if (own := self.source_of(entry)) is not None and own.name == source.name
+            if (entry_source := self.source_of(entry)) is not None
+            and entry_source.name == source.name
         ]
 
-    def _refuse_used(
+    def _check_unused(
         self,
         source: ModelSource,
         names: list[str],

@@ -22,19 +22,19 @@ from holdfast.machine.device_memory import DeviceMemory, Pressure, memory_report
 FIRST_WATERMARK = 0.85
 SECOND_WATERMARK = 0.95
 # A level ends when the footprint has been this much below its watermark for a while. Otherwise, the
-# memory that a measure frees would end the measure immediately.
+# memory that a countermeasure frees would end the countermeasure immediately.
 MARGIN = 0.05
 RECOVERY_SECONDS = {Pressure.WARNING: 10.0, Pressure.CRITICAL: 2.0}
 WATCH_SECONDS = 1.0  # between two measurements
 
-_LOWER = {Pressure.CRITICAL: Pressure.WARNING, Pressure.WARNING: Pressure.NORMAL}
+_LEVEL_BELOW = {Pressure.CRITICAL: Pressure.WARNING, Pressure.WARNING: Pressure.NORMAL}
 _SHARES = {Pressure.WARNING: FIRST_WATERMARK, Pressure.CRITICAL: SECOND_WATERMARK}
 _NAMES: Mapping[Pressure, Literal["normal", "warning", "critical"]] = {
     Pressure.NORMAL: "normal",
     Pressure.WARNING: "warning",
     Pressure.CRITICAL: "critical",
 }
-_WORDS = {Pressure.WARNING: "first", Pressure.CRITICAL: "second"}
+_WATERMARK_NAMES = {Pressure.WARNING: "first", Pressure.CRITICAL: "second"}
 _GIB = 1 << 30
 _MIB = 1 << 20
 
@@ -58,7 +58,7 @@ class MemoryUse:
     """How much memory all workers take together, and how much they may take.
 
     workers: the footprint of each worker, by model. fixed_bytes: weights and step memory of all
-    workers, which no measure can free. limit_bytes: the memory that all workers may take.
+    workers, which cannot be freed. limit_bytes: the memory that all workers may take.
     """
 
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -92,16 +92,18 @@ class MemoryUse:
         """The footprint, and the watermark of this level, with the arithmetic behind both."""
         unit, name = (_GIB, "GiB") if self.limit_bytes >= _GIB else (_MIB, "MiB")
 
-        def of(nbytes: int) -> str:
+        def in_unit(nbytes: int) -> str:
             return f"{nbytes / unit:.1f}"
 
-        workers = " + ".join(f"worker {model} {of(size)}" for model, size in self.workers.items())
-        rest = of(max(0, self.limit_bytes - self.fixed_bytes))
+        workers = " + ".join(
+            f"worker {model} {in_unit(size)}" for model, size in self.workers.items()
+        )
+        free = in_unit(max(0, self.limit_bytes - self.fixed_bytes))
         return (
-            f"footprint {of(self.footprint_bytes)} {name} = {workers or 'no worker'}; "
-            f"{_WORDS[pressure]} watermark {of(self.watermark_bytes(pressure))} = "
-            f"{of(self.fixed_bytes)} for weights and steps + {_SHARES[pressure]:.0%} of the other "
-            f"{rest} of {of(self.limit_bytes)}"
+            f"footprint {in_unit(self.footprint_bytes)} {name} = {workers or 'no worker'}; "
+            f"{_WATERMARK_NAMES[pressure]} watermark {in_unit(self.watermark_bytes(pressure))} = "
+            f"{in_unit(self.fixed_bytes)} for weights and steps + {_SHARES[pressure]:.0%} of the "
+            f"other {free} of {in_unit(self.limit_bytes)}"
         )
 
 
@@ -115,6 +117,7 @@ class MemoryWatch:
         self.use = MemoryUse()  # the last measurement
         self.reason = ""  # the arithmetic behind the last change
         self._changes: Counter[str] = Counter()  # how often each level began, by its name
+        # since when the footprint would allow a lower level; None: it does not
         self._lower_since: float | None = None
 
     def update(self, use: MemoryUse, *, now: float) -> bool:
@@ -123,20 +126,20 @@ class MemoryWatch:
         now: seconds of any monotonic clock.
         """
         self.use = use
-        before = self.pressure
-        lower = use.pressure(margin=MARGIN)
-        if lower >= before:
+        last_pressure = self.pressure
+        lowered_pressure = use.pressure(margin=MARGIN)
+        if lowered_pressure >= last_pressure:
             self._lower_since = None
-            self.pressure = max(use.pressure(), before)
+            self.pressure = max(use.pressure(), last_pressure)
         elif self._lower_since is None:
             self._lower_since = now
-        elif now - self._lower_since >= RECOVERY_SECONDS[before]:
+        elif now - self._lower_since >= RECOVERY_SECONDS[last_pressure]:
             self._lower_since = now
-            self.pressure = _LOWER[before]
-        if self.pressure is before:
+            self.pressure = _LEVEL_BELOW[last_pressure]
+        if self.pressure is last_pressure:
             return False
         self._changes[level_name(self.pressure)] += 1
-        self.reason = use.describe(max(self.pressure, before))
+        self.reason = use.describe(max(self.pressure, last_pressure))
         return True
 
     def figures(self) -> PressureFigures:

@@ -1,4 +1,6 @@
-"""Starts, watches and stops one worker, a child process. Restarts are decided in `slot.py`."""
+"""Starts, watches and stops one worker, a child process. `ModelSlot` decides whether another one
+replaces it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ LEAST_UNMEASURED = 8.0
 GRACE_SECONDS = 10.0  # time between the request to exit and SIGKILL
 LOG_SECONDS = 2.0  # how long to wait for the rest of the log after the process has exited
 _LONGEST_LOG_LINE_BYTES = 1 << 20
-_LINES_KEPT = 80  # enough for a crash report with the stacks of a few threads
+_LINES_KEPT = 80  # of the log; enough for a crash report with the stacks of a few threads
 _LONGEST_KEPT_LINE = 500
 _LOG_LINE = re.compile(
     r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<name>[\w.]+): (?P<message>.*)"
@@ -63,7 +65,7 @@ class WorkerProcess:
             unmeasured_seconds=settings.model.startup_seconds,
         )
         self._log_task = asyncio.create_task(
-            _pass_log_on(process, self.last_lines), name="worker-log"
+            _forward_log(process, self.last_lines), name="worker-log"
         )
         self._exit_task = asyncio.create_task(self._watch_exit(), name="worker-exit")
         self._watch_task = asyncio.create_task(
@@ -76,18 +78,20 @@ class WorkerProcess:
         settings: WorkerSettings,
         *,
         on_progress: Callable[[LoadProgress], None],
-        deliver: Callable[[Sequence[Event]], None],
+        on_events: Callable[[Sequence[Event]], None],
     ) -> WorkerProcess:
         """Start the process and send it its settings, from which it then loads its model.
 
         Raises OSError if the process cannot be started.
 
-        on_progress, deliver: see `WorkerLink`.
+        on_progress: called with the progress of the load. on_events: called with the events of each
+        message from the worker, in order.
         """
+        # `undo` is emptied once the process runs
         async with contextlib.AsyncExitStack() as undo:
             temporaries = WorkerTemporaries(settings.compiled_code)
             undo.callback(temporaries.remove)
-            link = WorkerLink(on_progress=on_progress, deliver=deliver)
+            link = WorkerLink(on_progress=on_progress, on_events=on_events)
             undo.push_async_callback(link.close)
             process = await asyncio.create_subprocess_exec(
                 *settings.command,
@@ -144,10 +148,10 @@ class WorkerProcess:
             self.watchdog.begin_serving(load_seconds=outcome.model.load_seconds)
             self._temporaries.keep_compiled()
             return outcome
-        code = await self.stop()
+        exit_code = await self.stop()
         if outcome.fatal_input:
             return outcome
-        message = f"it died while loading ({describe_exit(code)})"
+        message = f"it died while loading ({describe_exit(exit_code)})"
         if self.hang is not None:
             message = f"while loading, it {self.hang}"
         return WorkerFailed(message=message, fatal_input=False)
@@ -195,12 +199,13 @@ class WorkerProcess:
             log.close()
 
     async def _watch_exit(self) -> None:
-        code = await self._process.wait()
-        if code == 0:
+        """Remove the temporary files after the exit, and fail what waits for the worker."""
+        exit_code = await self._process.wait()
+        if exit_code == 0:
             self._temporaries.keep_compiled()
         self._temporaries.remove()
         self.link.fail(
-            f"the worker process of the model died ({describe_exit(code)}); please try again"
+            f"the worker process of the model died ({describe_exit(exit_code)}); please try again"
         )
 
     async def _watch(self, interval_seconds: float) -> None:
@@ -210,7 +215,7 @@ class WorkerProcess:
         """
         clock = awake_clock()
         polled_at = clock.time()
-        before = progress_of(self.pid)
+        last_progress = progress_of(self.pid)
         while self.hang is None and self.is_alive:
             await asyncio.sleep(interval_seconds)
             now = clock.time()
@@ -219,11 +224,11 @@ class WorkerProcess:
             self.hang = self.watchdog.judge(
                 heartbeat,
                 elapsed_seconds=now - polled_at,
-                ran_seconds=progress.processor_seconds - before.processor_seconds,
-                has_read=progress.read_bytes > before.read_bytes,
+                ran_seconds=progress.processor_seconds - last_progress.processor_seconds,
+                has_read=progress.read_bytes > last_progress.read_bytes,
             )
             polled_at = now
-            before = progress
+            last_progress = progress
         if self.hang is not None and self.is_alive:
             self._signal(signal.SIGKILL)
             self.link.fail(
@@ -232,6 +237,7 @@ class WorkerProcess:
             )
 
     def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it still runs."""
         # Not asyncio's send_signal: it may reap the child without the event loop's knowledge, which
         # loses the exit code.
         if self.is_alive:
@@ -267,7 +273,7 @@ class Watchdog:
         self.expects_heartbeats = False
         self._is_serving = False  # the worker has loaded its model
         # for each poll since the last heartbeat: its duration, and the processor time used in it
-        self._silence: list[tuple[float, float]] = []
+        self._silent_polls: list[tuple[float, float]] = []
         self._ran_silently_seconds = 0.0  # processor time used since the last heartbeat
 
     def begin_serving(self, *, load_seconds: float) -> None:
@@ -278,45 +284,47 @@ class Watchdog:
         """
         self.expects_heartbeats = True
         self._is_serving = True
-        known = max(LEAST_UNMEASURED * self._hang_seconds, PATIENCE * load_seconds)
-        self._unmeasured_seconds = min(self._unmeasured_seconds, known)
+        limit_seconds = max(LEAST_UNMEASURED * self._hang_seconds, PATIENCE * load_seconds)
+        self._unmeasured_seconds = min(self._unmeasured_seconds, limit_seconds)
 
     def judge(
         self,
-        beat: Heartbeat | None,
+        heartbeat: Heartbeat | None,
         *,
         elapsed_seconds: float,
         ran_seconds: float = 0.0,
         has_read: bool = False,
     ) -> str | None:
-        """Judge the last heartbeat. Returns a description of the hang; None if there is none.
+        """Judge the worker after a poll. Returns a description of the hang; None if there is none.
 
-        beat: the heartbeat that arrived since the last poll; None if none arrived.
+        heartbeat: the one that arrived since the last poll; None if none arrived.
         elapsed_seconds: the time since the last poll. ran_seconds: the processor time that the
         process used since then. has_read: whether it read from disk.
         """
-        if beat is not None:
+        if heartbeat is not None:
             self.expects_heartbeats = True
-            self._silence.clear()
+            self._silent_polls.clear()
             self._ran_silently_seconds = 0.0
-            return self._judge(beat)
+            return self._judge_heartbeat(heartbeat)
         if not self.expects_heartbeats:
             return None
-        counted = min(elapsed_seconds, self._heartbeat_seconds)
-        ran = counted if has_read else min(ran_seconds, counted)
-        self._silence.append((counted, ran))
-        self._ran_silently_seconds += ran
+        counted_seconds = min(elapsed_seconds, self._heartbeat_seconds)
+        counted_ran_seconds = counted_seconds if has_read else min(ran_seconds, counted_seconds)
+        self._silent_polls.append((counted_seconds, counted_ran_seconds))
+        self._ran_silently_seconds += counted_ran_seconds
         return self._judge_silence()
 
     def _judge_silence(self) -> str | None:
+        """Describe the hang if a silent worker made no progress, or ran for too long; else None."""
         limit = self._hang_seconds if self._is_serving else LEAST_UNMEASURED * self._hang_seconds
         seconds = 0.0
         ran_seconds = 0.0
-        for counted, ran in reversed(self._silence):
-            seconds += counted
-            ran_seconds += ran
+        for poll_seconds, poll_ran_seconds in reversed(self._silent_polls):
+            seconds += poll_seconds
+            ran_seconds += poll_ran_seconds
             if seconds >= limit:
                 break
+        # a process that uses less than LEAST_SHARE of a core only waits
         if seconds >= limit and ran_seconds < LEAST_SHARE * seconds:
             return f"has sent no heartbeat and made no progress for {seconds:.0f} s"
         # while loading, `model.startup_seconds` limits it
@@ -324,24 +332,25 @@ class Watchdog:
             return f"has sent no heartbeat while it ran for {self._ran_silently_seconds:.0f} s"
         return None
 
-    def _judge(self, beat: Heartbeat) -> str | None:
-        if beat.expected_seconds is None:
+    def _judge_heartbeat(self, heartbeat: Heartbeat) -> str | None:
+        """Describe the hang if the current step has lasted too long for its kind; else None."""
+        if heartbeat.expected_seconds is None:
             limit = self._unmeasured_seconds
         else:
-            limit = max(self._hang_seconds, PATIENCE * beat.expected_seconds)
-        if beat.activity != "working" or beat.lasting_seconds < limit:
+            limit = max(self._hang_seconds, PATIENCE * heartbeat.expected_seconds)
+        if heartbeat.activity != "working" or heartbeat.lasting_seconds < limit:
             return None
-        return f"has been in the same step for {beat.lasting_seconds:.0f} s"
+        return f"has been in the same step for {heartbeat.lasting_seconds:.0f} s"
 
 
-def describe_exit(code: int) -> str:
+def describe_exit(exit_code: int) -> str:
     """Describe an exit code in words. A negative code is a signal."""
-    if code >= 0:
-        return f"exit code {code}"
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
     try:
-        return f"signal {signal.Signals(-code).name}"
+        return f"signal {signal.Signals(-exit_code).name}"
     except ValueError:
-        return f"signal {-code}"
+        return f"signal {-exit_code}"
 
 
 def _environment(model: ModelSettings) -> dict[str, str]:
@@ -362,7 +371,7 @@ def _environment(model: ModelSettings) -> dict[str, str]:
     return environment
 
 
-async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[str]) -> None:
+async def _forward_log(process: asyncio.subprocess.Process, last_lines: deque[str]) -> None:
     """Write the worker's standard error to the log, with the loggers and levels that the worker
     used.
 
@@ -380,8 +389,8 @@ async def _pass_log_on(process: asyncio.subprocess.Process, last_lines: deque[st
             return
         text = line.decode("utf-8", errors="replace").rstrip()
         last_lines.append(text[:_LONGEST_KEPT_LINE])
-        if said := _LOG_LINE.fullmatch(text):
-            level = logging.getLevelNamesMapping()[said["level"]]
-            name = said["name"]
-            text = said["message"]
+        if match := _LOG_LINE.fullmatch(text):
+            level = logging.getLevelNamesMapping()[match["level"]]
+            name = match["name"]
+            text = match["message"]
         logging.getLogger(name).log(level, "%s", text)

@@ -4,7 +4,8 @@ A model is loaded when a request asks for it, stays loaded while it is used, and
 others.
 
 `budget` decides which models to load and to unload. `Residency` carries out these decisions, and
-connects each request with the worker of its model.
+connects each request with the worker of its model. A request holds a *lease* while it uses a model;
+`slot` describes leases and the states of a model.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSe
 
 AUTO_MEMORY_SHARE = 0.75  # default for all models together, as a share of machine or GPU memory
 HAS_UNIFIED_MEMORY = sys.platform == "darwin"  # whether GPU and system share their memory
-# without `max_loaded`, a model gets at most half of the memory for KV
+# without `max_loaded`, free memory is divided among at most this many models, besides those that
+# are loading
 _AUTO_PARTS = 2
 
 T = TypeVar("T")
@@ -118,19 +120,19 @@ class Residency:
         *,
         fetch: Fetch,
         worker_of: WorkerOf,
-        places: int = 288,
+        max_waiting_sequences: int = 288,
         on_progress: Callable[[str, LoadProgress], None] = lambda model, progress: None,
         meter: MemoryMeter | None = None,
     ) -> None:
-        """places: the maximum number of sequences that may wait for one model. meter: measures the
-        memory of the workers.
+        """worker_of: returns the settings of a worker that starts. meter: measures the memory of
+        the workers. max_waiting_sequences: how many sequences may wait for one model.
         """
         self._new_slot = partial(
             ModelSlot,
             fetch=fetch,
-            settings_of=lambda slot, files: worker_of(slot.entry, files, self._share(slot)),
-            places=places,
-            numbers=itertools.count(),
+            settings_of=lambda slot, files: worker_of(slot.entry, files, self._memory_share(slot)),
+            max_waiting_sequences=max_waiting_sequences,
+            arrival_numbers=itertools.count(),
             on_change=self._rebalance,
             on_progress=on_progress,
         )
@@ -146,11 +148,12 @@ class Residency:
         # model that was unloaded -> model that needed the place
         self._made_room: dict[str, str] = {}
         self._machine_bytes: float = math.inf  # the machine's memory; infinite: not measured yet
-        self._divided_among: dict[str, Phase] = {}  # as the memory was last divided
+        # of the loaded models, when the memory was last divided among them
+        self._phases_at_division: dict[str, Phase] = {}
         self._is_rebalancing = False  # `_rebalance` is running and must not start again
         self._has_stopped = False
         self._meter = meter or MemoryMeter()
-        self.memory = MemoryWatch()
+        self.memory = MemoryWatch()  # memory pressure of all workers together
         self._watch_failure = ""  # the last one, until the watch has succeeded again
 
     @property
@@ -177,14 +180,15 @@ class Residency:
         change = change_between(self._catalog, catalog)
         new_at_start = [name for name in catalog.at_start if name not in self._catalog.at_start]
         self._catalog = catalog
-        before = self._slots
+        old_slots = self._slots
         self._slots = {
-            entry.name: before.get(entry.name) or self._new_slot(entry) for entry in catalog.entries
+            entry.name: old_slots.get(entry.name) or self._new_slot(entry)
+            for entry in catalog.entries
         }
         for entry in catalog.entries:
             self._slots[entry.name].change(entry)
             self._slots[entry.name].set_pressure(self.memory.pressure)
-        for name, slot in before.items():
+        for name, slot in old_slots.items():
             if name not in self._slots:
                 self._slots[name] = slot
                 slot.delist(catalog.unknown(name))
@@ -200,7 +204,7 @@ class Residency:
         """
         if len(self._slots) > 1:
             self._machine_bytes = (await asyncio.to_thread(memory_report)).total_bytes
-        self._begin_watch()
+        self._begin_memory_watch()
         self._first_loads = {
             name: self._spawn(self.load(name), name=f"first load of {name}")
             for name in self._catalog.at_start
@@ -292,14 +296,14 @@ class Residency:
         slot = self._slot(model)
         if slot.is_pinned:
             raise ModelPinned(slot.entry.name)
-        load = slot.loads
+        load_number = slot.loads
         try:
-            while slot.is_resident and slot.loads == load:
+            while slot.is_resident and slot.loads == load_number:
                 slot.is_unload_requested = True
                 self._rebalance()
                 await self._changed.wait()
         finally:
-            if slot.is_resident and slot.loads == load:
+            if slot.is_resident and slot.loads == load_number:
                 slot.is_unload_requested = False
                 self._rebalance()
 
@@ -359,6 +363,7 @@ class Residency:
         return await self._ask_workers(lambda worker: worker.cache_map(question))
 
     async def _ask_workers(self, ask: Callable[[WorkerLink], Awaitable[T]]) -> dict[str, T]:
+        """Ask all workers at once. Those that fail to answer are left out."""
         workers = {
             name: client.worker
             for name, slot in self._slots.items()
@@ -389,6 +394,7 @@ class Residency:
     # -- one request
 
     def _slot(self, model: str) -> ModelSlot:
+        """The slot of a model, by a name that requests may use. Raises UnknownModel."""
         if (named := self._catalog.named(model)) is not None:
             return self._slots[named.entry.name]
         raise self._catalog.unknown(model)
@@ -407,7 +413,7 @@ class Residency:
         seconds = self._settings.place_seconds
         try:
             with waiting_for(WaitReason.PLACE):
-                await self._fetch(slot)
+                await self._fetch_files(slot)
                 if not slot.is_listed:
                     raise self._catalog.unknown(slot.entry.name)
                 await slot.leases.acquire(sequences=sequences, seconds=seconds)
@@ -421,7 +427,11 @@ class Residency:
         finally:
             slot.wait_seconds[WaitReason.PLACE.value] += loop.time() - began
 
-    async def _fetch(self, slot: ModelSlot) -> None:
+    async def _fetch_files(self, slot: ModelSlot) -> None:
+        """Wait until the model's files are there, at most `load_seconds`. A download goes on then.
+
+        Raises WorkerUnavailable, UnusableModel or NoSuchModel.
+        """
         seconds = self._settings.load_seconds
         try:
             async with awake_timeout(seconds):
@@ -443,17 +453,17 @@ class Residency:
         self._is_rebalancing = True
         try:
             while True:
-                self._apply_changes()
+                self._adopt_changes()
                 verdict = decide(
                     [
                         slot.candidate()
                         for slot in self._slots.values()
                         if slot.is_resident or slot.leases.waiting
                     ],
-                    self._limits(),
+                    self._place_limits(),
                     now=asyncio.get_running_loop().time(),
                 )
-                if not self._apply(verdict):
+                if not self._carry_out(verdict):
                     break
         finally:
             self._is_rebalancing = False
@@ -467,7 +477,8 @@ class Residency:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _apply_changes(self) -> None:
+    def _adopt_changes(self) -> None:
+        """Remove unloaded models that left the catalog, and use the changed entries of others."""
         for name, slot in tuple(self._slots.items()):
             if not slot.is_listed and not slot.is_resident:
                 del self._slots[name]
@@ -475,7 +486,7 @@ class Residency:
             elif slot.apply_changes():
                 self.on_changed_entry(name)
 
-    def _apply(self, verdict: Verdict) -> bool:
+    def _carry_out(self, verdict: Verdict) -> bool:
         """Carry out a decision. Returns whether that may change the next decision."""
         for name in verdict.blocked:
             pinned = ", ".join(
@@ -497,6 +508,9 @@ class Residency:
         return bool(verdict.blocked or verdict.unload or verdict.load)
 
     def _unload(self, slot: ModelSlot, *, makes_room_for: str) -> None:
+        """Begin to unload a model, and log why. makes_room_for: the model that needs the place;
+        empty: none does.
+        """
         name = slot.entry.name
         if makes_room_for:
             self._made_room[name] = makes_room_for
@@ -515,8 +529,8 @@ class Residency:
     async def _watch_load(self, slot: ModelSlot) -> None:
         """Wait for the end of a load. If it fails, load the models again that made room for it."""
         name = slot.entry.name
-        first = self._first_loads.get(name)
-        is_first = first is not None and not first.done()
+        first_load = self._first_loads.get(name)
+        is_first = first_load is not None and not first_load.done()
         failure: HoldfastError | None = None
         try:
             await slot.wait_loaded()
@@ -532,12 +546,14 @@ class Residency:
             logger.error("model %s could not be loaded: %s", name, failure)
 
     async def _load_or_log(self, name: str) -> None:
+        """Load a model for which no request waits, so that an error can only be logged."""
         try:
             await self.load(name)
         except HoldfastError as error:
             logger.error("model %s is not available: %s", name, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Run work as a task, which `stop` cancels."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -545,7 +561,8 @@ class Residency:
 
     # -- memory
 
-    def _limits(self) -> PlaceLimits:
+    def _place_limits(self) -> PlaceLimits:
+        """The limits for `decide`. A server with one model has none for number and memory."""
         if len(self._slots) == 1:
             return PlaceLimits(turn_seconds=self._settings.turn_seconds)
         memory_bytes: float | None = self._settings.memory_bytes
@@ -565,7 +582,7 @@ class Residency:
         infos = (slot.info for slot in self._slots.values())
         return max((info.device_memory_bytes for info in infos if info is not None), default=0)
 
-    def _share(self, slot: ModelSlot) -> MemoryShare:
+    def _memory_share(self, slot: ModelSlot) -> MemoryShare:
         """The memory for a worker that starts now: an equal part of what the other workers leave.
 
         The other parts are for the models that are loading or may still be loaded.
@@ -577,7 +594,7 @@ class Residency:
         if HAS_UNIFIED_MEMORY:
             taken_bytes = [each.fixed_bytes for each in (slot, *others)]
             device_bytes = self._device_memory_bytes()
-            state_bytes = None  # the size of the working set is not known yet
+            state_bytes = None  # no worker has reported the size of the GPU's memory yet
             if device_bytes:
                 state_bytes = memory_plan.state_bytes(device_bytes, taken_bytes=taken_bytes)
             return MemoryShare(
@@ -585,8 +602,8 @@ class Residency:
                 wired_bytes=sum(other.wired_bytes for other in others),
                 state_bytes=state_bytes,
             )
-        most = self._settings.max_loaded or len(self._slots)
-        free_places = min(most, len(self._slots)) - len(others)
+        most_loaded = self._settings.max_loaded or len(self._slots)
+        free_places = min(most_loaded, len(self._slots)) - len(others)
         if self._settings.max_loaded is None:
             free_places = min(free_places, _AUTO_PARTS)
         return MemoryShare(
@@ -600,16 +617,16 @@ class Residency:
         if not HAS_UNIFIED_MEMORY:
             return
         phases = {name: slot.state.phase for name, slot in self._slots.items() if slot.is_resident}
-        if phases == self._divided_among:
+        if phases == self._phases_at_division:
             return
-        self._divided_among = phases
+        self._phases_at_division = phases
         for name, phase in phases.items():
             if phase == "ready":
-                self._slots[name].share_memory(self._share(self._slots[name]))
+                self._slots[name].share_memory(self._memory_share(self._slots[name]))
 
-    def _begin_watch(self) -> None:
+    def _begin_memory_watch(self) -> None:
         watch = self._spawn(self._watch_memory(), name="memory watch")
-        watch.add_done_callback(self._restart_watch)
+        watch.add_done_callback(self._restart_memory_watch)
 
     async def _watch_memory(self) -> None:
         """Measure the memory of all workers in a loop, and tell them when the pressure changes."""
@@ -624,7 +641,7 @@ class Residency:
             self.update_pressure({name: measured[pid] for name, pid in pids.items()}, machine)
             self._watch_failure = ""
 
-    def _restart_watch(self, watch: asyncio.Task[None]) -> None:
+    def _restart_memory_watch(self, watch: asyncio.Task[None]) -> None:
         """Begin the memory watch again after an unexpected failure, which is a bug in Holdfast. A
         failure that lasts is logged once.
         """
@@ -634,7 +651,7 @@ class Residency:
         if failure != self._watch_failure:
             logger.critical("the memory watch failed", exc_info=watch.exception())
         self._watch_failure = failure
-        self._begin_watch()
+        self._begin_memory_watch()
 
     def update_pressure(self, measured: Mapping[str, int], machine: DeviceMemory) -> None:
         """Tell all workers the memory pressure, if it has changed.
@@ -642,22 +659,25 @@ class Residency:
         measured: memory of the worker processes, by model.
         """
         watch = self.memory
-        before = watch.pressure
+        last_pressure = watch.pressure
         if not watch.update(
             self._memory_use(measured, machine), now=asyncio.get_running_loop().time()
         ):
             return
         logger.log(
-            logging.WARNING if watch.pressure > before else logging.INFO,
+            logging.WARNING if watch.pressure > last_pressure else logging.INFO,
             "memory pressure of all workers: now %s, before %s: %s",
             level_name(watch.pressure),
-            level_name(before),
+            level_name(last_pressure),
             watch.reason,
         )
         for slot in self._slots.values():
             slot.set_pressure(watch.pressure)
 
     def _memory_use(self, measured: Mapping[str, int], machine: DeviceMemory) -> MemoryUse:
+        """The memory of all workers, from the measurements and their reports. measured: bytes by
+        model.
+        """
         slots = {name: self._slots[name] for name in measured if name in self._slots}
         device_bytes = self._device_memory_bytes()
         is_discrete = device_bytes > 0 and not HAS_UNIFIED_MEMORY
@@ -683,6 +703,7 @@ class Residency:
     # -- status
 
     def _status(self, slot: ModelSlot) -> ModelStatus:
+        """The status of one model, for lists and answers."""
         figures = slot.statistics
         ends_at = idle_until(slot.candidate())
         idle_seconds_left = None
@@ -721,6 +742,7 @@ class Residency:
 
 
 def _status_of(slot: ModelSlot) -> ModelState:
+    """The state as users see it: it also covers the download and the replacement of a worker."""
     if slot.state.phase == "ready":
         if slot.state is State.DRAINING or not slot.is_listed:
             return "stopping"

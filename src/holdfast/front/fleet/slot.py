@@ -11,6 +11,9 @@ the next worker (`ModelClient`).
 - DRAINING: requests that hold a lease finish, even if their worker dies. New requests wait for
   another load.
 - STOPPING: the worker writes its cache to the store and exits.
+
+A *lease* entitles a request to use the model: while requests hold leases, the model is not
+unloaded. A loaded model has a *place*, a share of the limits that `budget` enforces.
 """
 
 from __future__ import annotations
@@ -124,12 +127,12 @@ logger = logging.getLogger("holdfast.front.fleet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """The folder of a model's files, and the size of the weights in it."""
+    """Where a model's files are, and what the front needs to know from them."""
 
     folder: Path
-    weight_bytes: int = 0
+    weight_bytes: int = 0  # with adapters and draft model; 0: not measured
     sampling: Mapping[str, float] = field(default_factory=dict)  # as the model recommends
-    draft: DraftFolder | None = None  # a draft model; its weights are part of `weight_bytes`
+    draft: DraftFolder | None = None  # None: no draft model
     can_chat: bool = True  # whether the model has a chat template
 
 
@@ -152,25 +155,29 @@ class ModelSlot:
         *,
         fetch: Fetch,
         settings_of: Callable[[ModelSlot, ModelFiles], WorkerSettings],
-        places: int,
-        numbers: Iterator[int],
+        max_waiting_sequences: int,
+        arrival_numbers: Iterator[int],
         on_change: Callable[[], None],
         on_progress: Callable[[str, LoadProgress], None],
     ) -> None:
         """settings_of: called at each load; returns the settings of the worker.
 
-        places: the maximum number of sequences that may wait for the model.
-        numbers: the arrival numbers of requests, shared by all slots.
+        max_waiting_sequences: how many sequences may wait for the model.
+        arrival_numbers: yields the arrival numbers of requests, shared by all slots.
         on_change: called after each change of the state or of the leases.
         """
         self.entry = entry
         self._next_entry = entry  # takes effect at the next load
-        # False: it was removed from the catalog, and is unloaded once nobody uses it
+        # False: the model was removed from the catalog, and is unloaded once nobody uses it
         self.is_listed = True
         self.is_pinned = entry.is_pinned
         self.is_unload_requested = False  # unload it when possible
         self.state = State.UNLOADED
-        self.leases = Leases(places=places, numbers=numbers, on_change=on_change)
+        self.leases = Leases(
+            max_waiting_sequences=max_waiting_sequences,
+            arrival_numbers=arrival_numbers,
+            on_change=on_change,
+        )
         self.used_at = 0.0  # time of the last use
         self.ready_at = 0.0  # time at which the model became ready
         self.retry_at = 0.0  # after a failure, requests are refused until then
@@ -205,11 +212,12 @@ class ModelSlot:
         self._process: WorkerProcess | None = None
         # the error for requests with a lease after the load has ended
         self._refusal: HoldfastError | None = None
-        self._cause: HoldfastError | None = None  # why the load has failed, if it has
+        self._load_error: HoldfastError | None = None  # why the load failed; None if it did not
 
     # -- state
 
     def _enter(self, state: State) -> None:
+        """Change the state. In some states, new requests get leases; in the others, they wait."""
         assert state in TRANSITIONS[self.state], f"no transition from {self.state} to {state}"
         self.state = state
         if state in _TAKES_REQUESTS:
@@ -219,6 +227,7 @@ class ModelSlot:
         self._notify()
 
     def _notify(self) -> None:
+        """Wake up the requests that wait for a worker, and tell Residency."""
         self._changed.set()
         self._changed = asyncio.Event()
         self._on_change()
@@ -241,7 +250,7 @@ class ModelSlot:
     @property
     def failure(self) -> str:
         """Why the load has failed; empty in all other states."""
-        return "" if self._cause is None else str(self._cause)
+        return "" if self._load_error is None else str(self._load_error)
 
     @property
     def client(self) -> ModelClient | None:
@@ -279,11 +288,13 @@ class ModelSlot:
 
     def begin_load(self) -> None:
         """Start a worker. From now on, requests get leases."""
-        self._cause = None
+        self._load_error = None
         self._refusal = None
         self.loads += 1
         self._loaded = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._run(), name=f"worker of {self.entry.name}")
+        self._task = asyncio.create_task(
+            self._supervise_worker(), name=f"worker of {self.entry.name}"
+        )
         self._task.add_done_callback(self._on_task_end)
         self._enter(State.LOADING)
 
@@ -298,7 +309,7 @@ class ModelSlot:
             self._enter(State.RESTARTING if self.client is None else State.READY)
 
     def begin_unload(self, *, reason: str) -> None:
-        """Give up the place and end the worker. `unload` waits for the end.
+        """Begin to stop the worker, so that its place becomes free; `unload` waits for the end.
 
         reason: `room`, `idle` or `asked`; counted in `changes`.
         """
@@ -329,11 +340,13 @@ class ModelSlot:
             await self.unload()
 
     def _end_worker(self) -> None:
+        """End the task that keeps a worker running, which then stops the worker."""
         assert self._task is not None
         self._enter(State.STOPPING)
         self._task.cancel()  # cancel immediately: the task must not leave STOPPING
 
     def _end_load(self, state: State) -> None:
+        """Forget everything about the current load, and enter UNLOADED or FAILED."""
         if self._loaded is not None and not self._loaded.done():
             # the model was unloaded while the new worker was being told its settings
             self._loaded.set_result(None)
@@ -381,7 +394,7 @@ class ModelSlot:
         self.entry = self._next_entry
         self._are_files_old = False
         self._failures_in_a_row = 0
-        self._cause = None
+        self._load_error = None
         self.retry_at = 0.0
         if self.state is State.FAILED:
             self._enter(State.UNLOADED)
@@ -392,7 +405,7 @@ class ModelSlot:
         files = self._files
         if files is not None and files.done():
             is_failed = files.exception() is not None
-            # `holdfast models rm` has removed the folder
+            # fetch again after a failure, or if `holdfast models rm` has removed the folder
             if is_failed or not files.result().folder.is_dir():
                 files = None
         if files is None:
@@ -402,6 +415,7 @@ class ModelSlot:
         return await asyncio.shield(files)
 
     def _on_files_fetched(self, files: asyncio.Future[ModelFiles]) -> None:
+        """Refuse requests for a while if the fetch has failed."""
         error = files.exception()
         if isinstance(error, HoldfastError) and files is self._files and not self.is_resident:
             self._mark_failed(error)
@@ -421,7 +435,7 @@ class ModelSlot:
         """
         if (client := self.client) is not None:
             return client
-        self.leases.check_places(self._waiting_sequences, sequences)
+        self.leases.check_queue_room(self._waiting_sequences, sequences)
         self._waiting_sequences += sequences
         try:
             async with awake_timeout(seconds):
@@ -441,11 +455,14 @@ class ModelSlot:
 
     def unavailable_error(self) -> HoldfastError:
         """The error for requests while the model is in the state FAILED."""
-        if isinstance(self._cause, UnusableModel | NoSuchModel):  # waiting does not help
-            return type(self._cause)(f"model {self.entry.name!r} cannot be served: {self.failure}")
-        later = max(self.retry_at - asyncio.get_running_loop().time(), 0.0)
+        if isinstance(self._load_error, UnusableModel | NoSuchModel):  # waiting does not help
+            return type(self._load_error)(
+                f"model {self.entry.name!r} cannot be served: {self.failure}"
+            )
+        retry_after_seconds = max(self.retry_at - asyncio.get_running_loop().time(), 0.0)
         return WorkerUnavailable(
-            f"model {self.entry.name!r} cannot be served: {self.failure}", retry_after_seconds=later
+            f"model {self.entry.name!r} cannot be served: {self.failure}",
+            retry_after_seconds=retry_after_seconds,
         )
 
     # -- its worker
@@ -465,17 +482,27 @@ class ModelSlot:
                 f"{self.entry.name} is not loaded; only a loaded model's limits can be changed"
             )
             raise InvalidRequest(message, field="id")
-        before = self._settings.scheduler
-        is_chosen = step_tokens is not None or before.step_tokens is not None
-        most = before.max_running if max_running is None else max_running
-        known = step_tokens or before.step_tokens or self.statistics.step_tokens
-        # the same choice as the worker itself would make
-        tokens = known if is_chosen else max(known, most, before.min_chunk_tokens)
-        after = checked_limits(before, max_running=most, step_tokens=tokens)
-        self._scheduler = replace(after, step_tokens=tokens if is_chosen else None)
+        current = self._settings.scheduler
+        is_step_tokens_set = step_tokens is not None or current.step_tokens is not None
+        new_max_running = current.max_running if max_running is None else max_running
+        known_step_tokens = step_tokens or current.step_tokens or self.statistics.step_tokens
+        # if step_tokens was never set, it grows with max_running, as in the worker itself
+        new_step_tokens = (
+            known_step_tokens
+            if is_step_tokens_set
+            else max(known_step_tokens, new_max_running, current.min_chunk_tokens)
+        )
+        new_scheduler = checked_limits(
+            current, max_running=new_max_running, step_tokens=new_step_tokens
+        )
+        self._scheduler = replace(
+            new_scheduler, step_tokens=new_step_tokens if is_step_tokens_set else None
+        )
         self._settings = msgspec.structs.replace(self._settings, scheduler=self._scheduler)
-        limits = SchedulerLimits(max_running=most, step_tokens=tokens if known else 0)
-        if known and (client := self.client) is not None:
+        limits = SchedulerLimits(
+            max_running=new_max_running, step_tokens=new_step_tokens if known_step_tokens else 0
+        )
+        if known_step_tokens and (client := self.client) is not None:
             client.worker.send(limits)
             await client.worker.statistics()
         return limits
@@ -503,8 +530,8 @@ class ModelSlot:
         if (client := self.client) is not None:
             client.worker.send(MemoryPressure(pressure=pressure))
 
-    async def _run(self) -> NoReturn:
-        """Start the worker, and replace it whenever it ends, until `unload` cancels this task.
+    async def _supervise_worker(self) -> NoReturn:
+        """Start a worker, and replace it whenever it ends, until `begin_unload` cancels this task.
 
         Raises HoldfastError or OSError if the model cannot be served.
         """
@@ -520,10 +547,10 @@ class ModelSlot:
         await self._launch(self._client)
         try:
             while True:
-                end = await self._serve(self._client)
+                end = await self._serve_until_end(self._client)
                 failed_starts = failed_starts + 1 if end.served_seconds is None else 0
                 message = end.failure.message
-                if end.failure.fatal_input:
+                if end.failure.fatal_input:  # another worker would fail as well
                     raise end.failure.error
                 if failed_starts >= FAILED_STARTS:
                     if self.state is State.LOADING:
@@ -542,7 +569,7 @@ class ModelSlot:
                     had_progress=end.loss.had_progress,
                 )
                 logger.error("model %s: %s; restarting in %.0f s", self.entry.name, message, delay)
-                await self._report(end)
+                await self._report_worker_end(end)
                 await asyncio.sleep(delay)
         finally:
             if (process := self._process) is not None:
@@ -550,19 +577,21 @@ class ModelSlot:
                 self._process = None
 
     async def _launch(self, client: ModelClient) -> None:
+        """Start a worker process, whose events go to the client. Raises OSError."""
         assert self._settings is not None
         self.weights_read = 0.0
         self._process = await WorkerProcess.start(
-            self._settings, on_progress=self._forward_progress, deliver=client.deliver
+            self._settings, on_progress=self._forward_progress, on_events=client.deliver_events
         )
         self.launched.set()
 
     def _forward_progress(self, progress: LoadProgress) -> None:
+        """Pass a worker's progress on, and keep the share of the weights that it has read."""
         if progress.stage == "reading":
             self.weights_read = progress.fraction
         self._on_progress(self.entry.name, progress)
 
-    async def _serve(self, client: ModelClient) -> _WorkerEnd:
+    async def _serve_until_end(self, client: ModelClient) -> _WorkerEnd:
         """Start a worker unless one exists, and wait until it has ended."""
         if self._process is None:
             try:
@@ -582,13 +611,13 @@ class ModelSlot:
         await process.wait_lost()
         if self.state is State.READY:
             self._enter(State.RESTARTING)
-        code = await process.stop()
+        exit_code = await process.stop()
         self._process = None
-        how = f"ended unexpectedly ({describe_exit(code)})"
+        end_text = f"ended unexpectedly ({describe_exit(exit_code)})"
         if process.hang is not None:
-            how = f"{process.hang} and was killed"
+            end_text = f"{process.hang} and was killed"
         return _WorkerEnd(
-            failure=WorkerFailed(message=f"the worker process {how}", fatal_input=False),
+            failure=WorkerFailed(message=f"the worker process {end_text}", fatal_input=False),
             process=process,
             served_seconds=asyncio.get_running_loop().time() - began_at,
             loss=client.worker_lost(),
@@ -597,8 +626,9 @@ class ModelSlot:
     async def _begin_serving(
         self, client: ModelClient, process: WorkerProcess, info: ModelInfo
     ) -> None:
-        """Let a loaded worker continue the open requests, send it what has changed while it was
-        loading, and, unless the model is draining, let the waiting requests in.
+        """Give a loaded worker the open requests and the settings that changed during the load.
+
+        Then, unless the model is draining, let the waiting requests in.
         """
         # whether the settings have changed while the worker was loading
         is_outdated = self._settings != process.settings
@@ -628,15 +658,16 @@ class ModelSlot:
                 process.link.send(MemoryChange(state_bytes=settings.share.state_bytes))
             # this worker has died; the next one gets the new settings
             with contextlib.suppress(WorkerUnavailable):
-                await process.link.statistics()
+                await process.link.statistics()  # `set_limits` needs the worker's `step_tokens`
                 await self.set_limits()
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_result(None)
 
     def _on_info(self, info: ModelInfo) -> None:
+        """Keep what a worker reports about the model after a load or a change of its KV budget."""
         self.info = info
 
-    async def _report(self, end: _WorkerEnd) -> None:
+    async def _report_worker_end(self, end: _WorkerEnd) -> None:
         """Log which requests the death of a worker interrupted, and write the crash report."""
         loss = end.loss
         if loss.requests:
@@ -683,7 +714,7 @@ class ModelSlot:
 
     def _mark_failed(self, error: HoldfastError) -> None:
         """Refuse requests until the next attempt is allowed, after 1, 2, 4 … seconds."""
-        self._cause = error
+        self._load_error = error
         self._failures_in_a_row += 1
         self.changes["failed"] += 1
         backoff = backoff_seconds(self._failures_in_a_row + 1)
@@ -729,7 +760,7 @@ class ModelSlot:
         return files.result().weight_bytes
 
     def state_footprint(self, measured_bytes: int, *, is_discrete: bool) -> int:
-        """The memory of the worker that counts against the watermarks of memory pressure.
+        """The worker's memory in bytes, as it counts towards memory pressure (`memory_watch`).
 
         measured_bytes: the current memory of its process. is_discrete: whether it uses a GPU with
         its own memory. That memory cannot be measured from outside, so it is added up from the
@@ -797,6 +828,7 @@ class ModelSlot:
 
     @property
     def _known_files(self) -> ModelFiles | None:
+        """The fetched files; None if they are not fetched yet, or could not be."""
         files = self._files
         if files is None or not files.done() or files.exception() is not None:
             return None
@@ -805,24 +837,28 @@ class ModelSlot:
     @property
     def own_context_tokens(self) -> int | None:
         """The context that the model was trained for; None if it is unknown."""
-        own = 0 if self.info is None else self.info.own_context_tokens
-        return own or self.entry.own_context_tokens or None
+        reported_tokens = 0 if self.info is None else self.info.own_context_tokens
+        return reported_tokens or self.entry.own_context_tokens or None
 
 
 class Leases:
-    """The requests that use one model, and the queue of those that wait for a place for it.
+    """Counts the requests that use one model, and queues those that wait for a place for it.
 
     Only use it on the event loop's thread.
     """
 
     def __init__(
-        self, *, places: int, numbers: Iterator[int], on_change: Callable[[], None]
+        self,
+        *,
+        max_waiting_sequences: int,
+        arrival_numbers: Iterator[int],
+        on_change: Callable[[], None],
     ) -> None:
-        """See `ModelSlot.__init__` for the arguments."""
-        self.held = 0
+        """The arguments are those of `ModelSlot`."""
+        self.held = 0  # leases that requests hold now
         self.is_open = False  # whether new requests get a lease immediately
-        self._places = places
-        self._numbers = numbers
+        self._max_waiting_sequences = max_waiting_sequences
+        self._arrival_numbers = arrival_numbers
         self._on_change = on_change
         # each waiting request's arrival number and number of sequences
         self._queue: dict[asyncio.Future[None], tuple[int, int]] = {}
@@ -845,10 +881,10 @@ class Leases:
         if self.is_open:
             self.held += 1
             return
-        waiting = sum(count for _, count in self._queue.values())
-        self.check_places(waiting, sequences)
+        waiting_sequences = sum(count for _, count in self._queue.values())
+        self.check_queue_room(waiting_sequences, sequences)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue[granted] = (next(self._numbers), sequences)
+        self._queue[granted] = (next(self._arrival_numbers), sequences)
         self._on_change()
         try:
             async with awake_timeout(seconds):
@@ -860,11 +896,13 @@ class Leases:
                 self.release()  # the lease was granted at the very moment at which the wait ended
             raise
 
-    def check_places(self, waiting: int, sequences: int) -> None:
-        """Raise QueueFull if further sequences may not wait for the model with those that do."""
-        if waiting + sequences > self._places:
+    def check_queue_room(self, waiting_sequences: int, sequences: int) -> None:
+        """Raise QueueFull if `sequences` more may not wait besides the `waiting_sequences`."""
+        if waiting_sequences + sequences > self._max_waiting_sequences:
             raise QueueFull(
-                queued=waiting, limit=self._places, retry_after_seconds=RETRY_AFTER_SECONDS
+                queued=waiting_sequences,
+                limit=self._max_waiting_sequences,
+                retry_after_seconds=RETRY_AFTER_SECONDS,
             )
 
     def release(self) -> None:
@@ -896,6 +934,8 @@ class Leases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorkerEnd:
+    """How a worker ended, or why it could not be started."""
+
     failure: WorkerFailed  # what the worker reported, or its end in words
     process: WorkerProcess | None = None  # None: the process could not be started
     served_seconds: float | None = None  # None: the worker never became ready
@@ -907,6 +947,7 @@ class _WorkerEnd:
 
 
 def _crash_report(model: str, end: _WorkerEnd, process: WorkerProcess) -> CrashReport:
+    """What is known about the end of a worker; without any content of requests."""
     requests = [
         RequestAtCrash(
             prompt_tokens=len(request.prompt_token_ids),
@@ -968,8 +1009,8 @@ class RestartDelay:
         self._deaths_at.append(now)
         while self._deaths_at[0] <= now - 60.0:
             self._deaths_at.popleft()
-        too_many = len(self._deaths_at) - DEATHS_A_MINUTE
-        return backoff_seconds(max(self._failures_in_a_row, too_many + 1))
+        excess_deaths = len(self._deaths_at) - DEATHS_A_MINUTE
+        return backoff_seconds(max(self._failures_in_a_row, excess_deaths + 1))
 
 
 def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
@@ -980,15 +1021,17 @@ def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
     The event loop's executor would be wrong: at shutdown, the server would wait for a download.
     """
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
     def settle(results: list[T], failure: HoldfastError) -> None:
+        """Complete the future, on the event loop's thread."""
         if not results:
-            _fail_future(answer, failure)
-        elif not answer.done():
-            answer.set_result(results[0])
+            _fail_future(future, failure)
+        elif not future.done():
+            future.set_result(results[0])
 
     def run() -> None:
+        """Do the work, on the new thread."""
         results: list[T] = []
         failure: HoldfastError = ModelLoadError(
             "its files cannot be read; the server's log has the details"
@@ -1002,7 +1045,7 @@ def on_own_thread(work: Callable[[], T], *, name: str) -> asyncio.Future[T]:
                 loop.call_soon_threadsafe(settle, results, failure)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return answer
+    return future
 
 
 def _fail_future(future: asyncio.Future[T], error: HoldfastError) -> None:

@@ -22,7 +22,8 @@ from holdfast.files import atomic_write
 
 MOST_REPORTS = 20  # of crash reports; the oldest are deleted
 MOST_REQUESTS = 20  # listed in one report
-# combinations of machine and system with compiled code; those unused for longest are deleted
+# combinations of machine and system whose compiled code is kept; those unused for longest are
+# deleted
 MOST_KINDS = 4
 _REPORT_SUFFIX = ".crash.json"
 _LIBRARIES = ("holdfast-mlx", "mlx", "mlx-lm", "mlx-cuda-12", "mlx-metal")
@@ -42,13 +43,13 @@ class WorkerTemporaries:
     partial.
     """
 
-    def __init__(self, kept: str) -> None:
-        """kept: the folder for compiled code; empty: none."""
-        self._kept = Path(kept) if kept else None
+    def __init__(self, code_folder: str) -> None:
+        """code_folder: where compiled code is kept for later workers; empty: nowhere."""
+        self._code_folder = Path(code_folder) if code_folder else None
         self._folder = Path(tempfile.mkdtemp(prefix="worker-"))
-        if self._kept is None or not _is_ours_alone(self._kept):
+        if self._code_folder is None or not _is_ours_alone(self._code_folder):
             return
-        source = of_this_machine(self._kept)
+        source = machine_subfolder(self._code_folder)
         if source.is_dir():
             # without the copies the worker compiles everything itself, which only takes time
             with contextlib.suppress(OSError, shutil.Error):
@@ -64,21 +65,21 @@ class WorkerTemporaries:
 
         Call this only while the worker compiles nothing.
         """
-        if self._kept is None:
+        if self._code_folder is None:
             return
         compiled = self._folder / _MLX_FOLDER
-        target = of_this_machine(self._kept)
+        target_folder = machine_subfolder(self._code_folder)
         try:
-            self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_ours_alone(self._kept):
+            self._code_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_ours_alone(self._code_folder):
                 return
             for path in sorted(compiled.rglob("*")):
-                place = target / path.relative_to(compiled)
-                if path.is_file() and not path.is_symlink() and not place.exists():
-                    _copy_whole(path, place)
-            if target.is_dir():
-                os.utime(target)
-            _delete_unused(self._kept)
+                target_file = target_folder / path.relative_to(compiled)
+                if path.is_file() and not path.is_symlink() and not target_file.exists():
+                    _copy_whole(path, target_file)
+            if target_folder.is_dir():
+                os.utime(target_folder)
+            _delete_unused(self._code_folder)
         except OSError as error:
             logger.info("the code compiled by MLX is not kept for the next start: %s", error)
 
@@ -87,35 +88,37 @@ class WorkerTemporaries:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _copy_whole(path: Path, place: Path) -> None:
+def _copy_whole(path: Path, target: Path) -> None:
     """Copy a file completely or not at all, even if the power fails: half a library could never be
     loaded.
     """
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("rb") as file, atomic_write(place) as out:
-        shutil.copyfileobj(file, out)
-        out.flush()
-        os.fsync(out.fileno())
-        os.fchmod(out.fileno(), 0o700)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("rb") as file, atomic_write(target) as copy:
+        shutil.copyfileobj(file, copy)
+        copy.flush()
+        os.fsync(copy.fileno())
+        os.fchmod(copy.fileno(), 0o700)
 
 
-def _delete_unused(kept: Path) -> None:
-    kinds = [path for path in kept.iterdir() if path.is_dir()]
-    kinds.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in kinds[MOST_KINDS:]:
+def _delete_unused(code_folder: Path) -> None:
+    """Delete the compiled code of the machines that have not used it for longest."""
+    machine_folders = [path for path in code_folder.iterdir() if path.is_dir()]
+    machine_folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in machine_folders[MOST_KINDS:]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def of_this_machine(kept: Path) -> Path:
+def machine_subfolder(code_folder: Path) -> Path:
     """The subfolder for this machine.
 
     Several machines may share a home directory, and libraries depend on processor and system.
     """
     machine = (sys.platform, platform.machine(), platform.node(), *platform.libc_ver())
-    return kept / hashlib.blake2b("/".join(machine).encode(), digest_size=8).hexdigest()
+    return code_folder / hashlib.blake2b("/".join(machine).encode(), digest_size=8).hexdigest()
 
 
 def _is_ours_alone(folder: Path) -> bool:
+    """Whether only this user can write to the folder, so that its libraries are safe to load."""
     try:
         status = folder.lstat()
     except OSError:
@@ -159,13 +162,13 @@ def write_report(folder: str, report: CrashReport) -> None:
     """Write a report and delete the oldest ones. A failure is only logged."""
     if not folder:
         return
-    place = Path(folder)
+    reports_folder = Path(folder)
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reports_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{report.at.replace(':', '-')}-{report.pid}{_REPORT_SUFFIX}"
-        with atomic_write(place / name) as file:
+        with atomic_write(reports_folder / name) as file:
             file.write(msgspec.json.format(msgspec.json.encode(report), indent=2))
-        for path in _reports(place)[:-MOST_REPORTS]:
+        for path in _report_files(reports_folder)[:-MOST_REPORTS]:
             path.unlink(missing_ok=True)  # another server may have deleted it
     except OSError as error:
         logger.warning("cannot write the crash report: %s", error)
@@ -173,13 +176,13 @@ def write_report(folder: str, report: CrashReport) -> None:
 
 def last_report(folder: str) -> CrashReport | None:
     """The newest readable crash report; None if there is none."""
-    for path in reversed(_reports(Path(folder))) if folder else ():
+    for path in reversed(_report_files(Path(folder))) if folder else ():
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return msgspec.json.decode(path.read_bytes(), type=CrashReport)
     return None
 
 
-def _reports(folder: Path) -> list[Path]:
+def _report_files(folder: Path) -> list[Path]:
     """Return the reports, oldest first. Their names begin with the time."""
     return sorted(folder.glob(f"*{_REPORT_SUFFIX}"))
 

@@ -33,23 +33,24 @@ from holdfast.wire.events import (
     Finished,
     FinishReason,
     ModelInfo,
+    PrefillFinished,
     PromptRead,
     Rejected,
-    Started,
     TokensGenerated,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
-RequestEvent = Accepted | Rejected | PromptRead | Started | TokensGenerated | Finished
+RequestEvent = Accepted | Rejected | PromptRead | PrefillFinished | TokensGenerated | Finished
 Question: TypeAlias = SessionCommand | ImageCommand
 """A command that a worker answers with one `Answer` of the same call id."""
 Answer: TypeAlias = SessionAnswer | ImageAnswer
+# unread: too many events are unread. reader: the consumer called `pause`
 _PauseReason: TypeAlias = Literal["unread", "reader"]
 
 _TOKEN_BYTES = 256  # memory of a token in an event; about the same as JSON and as Python objects
-_RIVAL_BYTES = 100  # memory of each log-probability of a token
+_LOGPROB_BYTES = 100  # memory of each log-probability of a token
 
 
 class WorkerClient(Protocol):
@@ -118,11 +119,13 @@ class EventStream:
         self.prompt_tokens = prompt_tokens
         self.token_ids: list[int] = []  # tokens of the answer, read by the consumer or not
         self.was_accepted = False  # the worker has taken it into its queue
-        self.started: Started | None = None  # None: the prompt is not prefilled yet
+        self.prefill_finished: PrefillFinished | None = (
+            None  # None: the prompt is not prefilled yet
+        )
         self.resumptions = 0  # workers that died while they had the request
         self._pauses: set[_PauseReason] = set()  # reasons for which the sequence is paused now
         self._opened_at = time.monotonic()
-        self._started_at = 0.0  # time of `started`
+        self._first_token_at = 0.0  # time of `prefill_finished`, which comes with the first token
         self._lost_seconds = 0.0  # time spent before the request started, with workers that died
         self._control = control
         self._most_unread_bytes = unread_bytes
@@ -130,14 +133,14 @@ class EventStream:
         self._events: deque[RequestEvent] = deque()
         # completes when events come; set while the consumer waits
         self._waiter: asyncio.Future[None] | None = None
-        self._over = False  # no more events will come
+        self._is_over = False  # no more events will come
 
     def __aiter__(self) -> EventStream:
         return self
 
     async def __anext__(self) -> RequestEvent:
         while not self._events:
-            if self._over:
+            if self._is_over:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -156,15 +159,15 @@ class EventStream:
     async def aclose(self) -> None:
         """Stop listening, and cancel the request unless it has finished."""
         self._events.clear()
-        if not self._over:
-            self._over = True
+        if not self._is_over:
+            self._is_over = True
             self._control(SequenceControl(request_id=self.request_id, action="cancel"))
         self._wake()
 
     @property
     def is_ready(self) -> bool:
         """Whether the stream has an event that is not read yet, or is over."""
-        return bool(self._events) or self._over
+        return bool(self._events) or self._is_over
 
     @property
     def is_paused(self) -> bool:
@@ -187,35 +190,35 @@ class EventStream:
 
         Reasoning tokens that were already generated count towards the new budget.
         """
-        if not self._over:
+        if not self._is_over:
             self._control(ThoughtLimit(request_id=self.request_id, budget=budget))
 
     def push(self, event: RequestEvent) -> None:
         """Add an event from the worker. Only call this on the event loop's thread."""
-        if self._over:
+        if self._is_over:
             return
         if isinstance(event, TokensGenerated):
             self.token_ids += event.token_ids
         elif isinstance(event, PromptRead):
-            if self.started is not None:
+            if self.prefill_finished is not None:
                 # another worker has prefilled the prompt again, for an answer that had already
                 # begun
                 return
         else:
-            known = self._deduplicated(event)
-            if known is None:
+            new_event = self._deduplicated(event)
+            if new_event is None:
                 return
-            event = known
+            event = new_event
         self._events.append(event)
         self._wake()
         self._unread_bytes += _size_of(event)
-        if self._unread_bytes > self._most_unread_bytes and not self._over:
+        if self._unread_bytes > self._most_unread_bytes and not self._is_over:
             self._set_pause("unread", is_on=True)
 
     def resume(self) -> None:
         """Record that another worker continues the request after the tokens received so far."""
         self.resumptions += 1
-        if self.started is None:
+        if self.prefill_finished is None:
             self._lost_seconds = time.monotonic() - self._opened_at
 
     def fail(self, message: str, *, is_deadly: bool = False) -> None:
@@ -225,9 +228,11 @@ class EventStream:
         """
         if not self.was_accepted:
             self.push(Accepted(request_id=self.request_id))
-        self.push(self._failed(message, is_deadly=is_deadly))
+        self.push(self._failed_event(message, is_deadly=is_deadly))
 
-    def _deduplicated(self, event: Accepted | Rejected | Started | Finished) -> RequestEvent | None:
+    def _deduplicated(
+        self, event: Accepted | Rejected | PrefillFinished | Finished
+    ) -> RequestEvent | None:
         """Return the event for the consumer; None if an earlier worker has already sent the same
         event.
         """
@@ -235,33 +240,37 @@ class EventStream:
             is_new = not self.was_accepted
             self.was_accepted = True
             return event if is_new else None
-        if isinstance(event, Started):
-            if self.started is not None:
+        if isinstance(event, PrefillFinished):
+            if self.prefill_finished is not None:
                 return None
-            self._started_at = time.monotonic()
+            self._first_token_at = time.monotonic()
             queue_seconds = event.timings.queue_seconds + self._lost_seconds
             timings = msgspec.structs.replace(event.timings, queue_seconds=queue_seconds)
-            self.started = msgspec.structs.replace(event, timings=timings)
-            return self.started
-        self._over = True
+            self.prefill_finished = msgspec.structs.replace(event, timings=timings)
+            return self.prefill_finished
+        self._is_over = True
         if isinstance(event, Finished):
-            return self._merged_end(event) if self.resumptions else event
-        return self._failed(event.message) if self.was_accepted else event
+            return self._merged_finish(event) if self.resumptions else event
+        return self._failed_event(event.message) if self.was_accepted else event
 
-    def _merged_end(self, event: Finished) -> Finished:
+    def _merged_finish(self, event: Finished) -> Finished:
         """The end of an answer that several workers generated, with the cache hits and timings that
         only the first worker knows.
         """
-        if self.started is None:
+        if self.prefill_finished is None:
             return msgspec.structs.replace(event, resumptions=self.resumptions)
         timings = msgspec.structs.replace(
-            self.started.timings, decode_seconds=time.monotonic() - self._started_at
+            self.prefill_finished.timings, decode_seconds=time.monotonic() - self._first_token_at
         )
         return msgspec.structs.replace(
-            event, memory=self.started.memory, timings=timings, resumptions=self.resumptions
+            event,
+            memory=self.prefill_finished.memory,
+            timings=timings,
+            resumptions=self.resumptions,
         )
 
-    def _failed(self, message: str, *, is_deadly: bool = False) -> Finished:
+    def _failed_event(self, message: str, *, is_deadly: bool = False) -> Finished:
+        """The end of the request when no worker can send one."""
         return Finished(
             request_id=self.request_id,
             reason=FinishReason.FAILED,
@@ -273,12 +282,15 @@ class EventStream:
         )
 
     def _set_pause(self, reason: _PauseReason, *, is_on: bool) -> None:
+        """Add or remove a reason to pause. The worker is told when the first comes or the last
+        goes.
+        """
         was_paused = self.is_paused
         if is_on:
             self._pauses.add(reason)
         else:
             self._pauses.discard(reason)
-        if not self._over and self.is_paused != was_paused:
+        if not self._is_over and self.is_paused != was_paused:
             action: ControlAction = "pause" if self.is_paused else "resume"
             self._control(SequenceControl(request_id=self.request_id, action=action))
 
@@ -304,11 +316,11 @@ async def wait_for_any(streams: Sequence[EventStream]) -> None:
 
 def _size_of(event: RequestEvent) -> int:
     """The approximate memory that an event takes, here and on its way to the client."""
-    if not isinstance(event, TokensGenerated | Started):
+    if not isinstance(event, TokensGenerated | PrefillFinished):
         return 0
-    rivals = sum(1 + len(scored.top) for scored in event.logprobs)
+    logprobs = sum(1 + len(scored.top) for scored in event.logprobs)
     tokens = len(event.token_ids) if isinstance(event, TokensGenerated) else len(event.logprobs)
-    return tokens * _TOKEN_BYTES + rivals * _RIVAL_BYTES
+    return tokens * _TOKEN_BYTES + logprobs * _LOGPROB_BYTES
 
 
 def refusal(event: Rejected) -> HoldfastError:

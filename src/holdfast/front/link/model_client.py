@@ -8,8 +8,10 @@ it then fails, the error says so if the first worker may already have carried it
 A request that killed workers is remembered: the same request is refused immediately when it is sent
 again.
 
-A dying worker does not say which request killed it. `Isolation` finds that request: requests that
-ran during too many deaths are tried one at a time.
+A dying worker does not say which request killed it. `Isolation` finds that request: those that ran
+during too many deaths are *suspects*. Each suspect runs alone for a while, which is its *trial*.
+
+*Read-ahead* is idle work: an idle worker prefills the expected next prompt of a conversation.
 """
 
 from __future__ import annotations
@@ -34,14 +36,15 @@ from holdfast.wire.events import (
     Finished,
     FinishReason,
     ModelInfo,
+    PrefillFinished,
     Rejected,
-    Started,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId, ServiceClass, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 
-# maximum number of prompts prefilled in advance that are remembered for the next worker's figures
+# maximum number of read-ahead prompts that are remembered, so that the next worker can count them
+# in its figures
 MOST_READ_AHEAD = 8
 MOST_SENDINGS = 2  # of a session command: a command that killed two workers is not sent to a third
 _FAILURE_IF_REPEATED: Final[Mapping[OperationName, SessionFailure]] = {
@@ -93,19 +96,19 @@ class ModelClient:
         """
         self._unread_bytes = unread_bytes
         self._on_info = on_info
-        self._open: dict[RequestId, _OpenRequest] = {}  # oldest first
+        self._open_requests: dict[RequestId, _OpenRequest] = {}  # oldest first
         # how many requests with this id were cancelled that the worker has not ended yet
         self._cancelled: Counter[RequestId] = Counter()
         self._open_commands: dict[str, _OpenCommand] = {}  # by call id, oldest first
         self._worker: WorkerLink | None = None
         self._info: ModelInfo | None = None
-        self._end = ""  # why the model cannot be served any more; empty while it can
+        self._end_reason = ""  # why the model cannot be served any more; empty while it can
         self._has_ended_any = False  # whether a request has ended since a worker was lost
         self._isolation = Isolation()
         self._clock = clock
         # digests of the requests that killed workers, and when each was refused, oldest first
-        self._deadly: dict[bytes, float] = {}
-        # prompts that no request has continued yet
+        self._refused_digests: dict[bytes, float] = {}
+        # prompts prefilled in advance that no request has used yet
         self._read_ahead: deque[ReadAheadRun] = deque(maxlen=MOST_READ_AHEAD)
 
     @property
@@ -126,14 +129,15 @@ class ModelClient:
     @property
     def open_streams(self) -> int:
         """The number of requests that have not ended."""
-        return len(self._open)
+        return len(self._open_requests)
 
     @property
     def worker(self) -> WorkerLink:
         """The link to the current worker. Raises WorkerUnavailable if there is none."""
         if self._worker is None or not self._worker.is_open:
             raise WorkerUnavailable(
-                self._end or "the worker process of the model is being replaced; please try again"
+                self._end_reason
+                or "the worker process of the model is being replaced; please try again"
             )
         return self._worker
 
@@ -142,9 +146,9 @@ class ModelClient:
 
         Raises ValueError if the request id is in use.
         """
-        if self._end:
-            raise WorkerUnavailable(self._end)
-        if request.request_id in self._open:
+        if self._end_reason:
+            raise WorkerUnavailable(self._end_reason)
+        if request.request_id in self._open_requests:
             raise ValueError(f"request id {request.request_id!r} is in use")
         stream = EventStream(
             request.request_id,
@@ -160,11 +164,11 @@ class ModelClient:
                 is_deadly=True,
             )
             return stream
-        opened = self._open[request.request_id] = _OpenRequest(request, stream)
+        open_request = self._open_requests[request.request_id] = _OpenRequest(request, stream)
         if not self._isolation.is_over:
-            self._send_allowed()
+            self._send_requests()
         elif self._worker is not None and self._worker.is_open:
-            _send_or_resume(opened, self._worker)
+            _send_or_resume(open_request, self._worker)
         return stream
 
     @overload
@@ -174,52 +178,53 @@ class ModelClient:
     async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def call(self, command: Question) -> Answer:
-        if self._end:
-            raise WorkerUnavailable(self._end)
-        asked = _OpenCommand(command, asyncio.get_running_loop().create_future())
-        self._open_commands[command.call_id] = asked
+        """Send a command, and once more if the worker dies; see `WorkerClient`."""
+        if self._end_reason:
+            raise WorkerUnavailable(self._end_reason)
+        open_command = _OpenCommand(command, asyncio.get_running_loop().create_future())
+        self._open_commands[command.call_id] = open_command
         try:
             self._send_commands()
             if isinstance(command, SessionCommand) and command.operation == "close":
-                self._detach_running(command)
-            return _with_repetition_note(await asked.answer, asked)
+                self._detach_from_session(command)
+            return _with_repetition_note(await open_command.answer, open_command)
         finally:
             self._open_commands.pop(command.call_id, None)
 
-    def _detach_running(self, command: SessionCommand) -> None:
+    def _detach_from_session(self, command: SessionCommand) -> None:
         """Detach the open requests of a session that is being closed, so that they continue without
         it, even on another worker.
         """
-        wanted = (command.session_id, command.tenant, command.adapter)
-        for opened in self._open.values():
-            request = opened.request
-            if (request.session_id, request.tenant, request.adapter) == wanted:
-                opened.request = request.without_session(forget=command.forget)
+        session_key = (command.session_id, command.tenant, command.adapter)
+        for open_request in self._open_requests.values():
+            request = open_request.request
+            if (request.session_id, request.tenant, request.adapter) == session_key:
+                open_request.request = request.without_session(forget=command.forget)
 
-    def deliver(self, events: Sequence[Event]) -> None:
+    def deliver_events(self, events: Sequence[Event]) -> None:
         """Pass each event to its stream. Events of closed streams are dropped."""
         for event in events:
             if not isinstance(event, RequestEvent):
                 if isinstance(event, Answer) and event.call_id in self._open_commands:
                     self._open_commands.pop(event.call_id).end(event)
                 elif isinstance(event, BudgetChanged) and self._info is not None:
-                    self._note_info(self._info.with_budget(event))
+                    self._use_info(self._info.with_budget(event))
                 continue
             if event.request_id in self._cancelled:  # not of a later request with the same id
                 if isinstance(event, Finished | Rejected):
                     self._cancelled -= Counter((event.request_id,))
                 continue
-            opened = self._open.get(event.request_id)
-            if opened is None:
+            open_request = self._open_requests.get(event.request_id)
+            if open_request is None:
                 continue
             if isinstance(event, Finished | Rejected):
-                del self._open[event.request_id]
+                del self._open_requests[event.request_id]
                 self._has_ended_any |= (
-                    isinstance(event, Finished) and not opened.request.is_idle_work
+                    isinstance(event, Finished) and not open_request.request.is_idle_work
                 )
-            if isinstance(event, Started | Finished):
-                self._note_read_ahead(opened.request, event)
-            opened.stream.push(event)
+            if isinstance(event, PrefillFinished | Finished):
+                self._remember_read_ahead(open_request.request, event)
+            open_request.stream.push(event)
         if self._isolation.alone is not None:
             self._judge_trial(self._isolation.alone)
 
@@ -229,14 +234,17 @@ class ModelClient:
         Returns the number of streams that continue.
         """
         self._worker = worker
-        self._note_info(info)
-        resumed = sum(opened.stream.was_accepted for opened in self._open.values())
+        self._use_info(info)
+        resumed = sum(
+            open_request.stream.was_accepted for open_request in self._open_requests.values()
+        )
         for run in self._read_ahead:
             worker.send(run)
-        self._send_allowed()
+        self._send_requests()
         return resumed
 
-    def _note_info(self, info: ModelInfo) -> None:
+    def _use_info(self, info: ModelInfo) -> None:
+        """Keep what a worker has reported about the model, and pass it on."""
         self._info = info
         self._on_info(info)
 
@@ -245,29 +253,39 @@ class ModelClient:
         self._worker = None
         self._cancelled.clear()
         # not sent again: no client waits for it, and it may have killed the worker
-        for opened in [each for each in self._open.values() if each.request.is_idle_work]:
-            del self._open[opened.request.request_id]
-            opened.stream.fail("the worker process died while it prefilled this prompt in advance")
+        for open_request in [
+            each for each in self._open_requests.values() if each.request.is_idle_work
+        ]:
+            del self._open_requests[open_request.request.request_id]
+            open_request.stream.fail(
+                "the worker process died while it prefilled this prompt in advance"
+            )
         self._reclaim_commands()
-        sent_requests = [opened for opened in self._open.values() if opened.is_sent]
-        had_progress = self._has_ended_any or any(opened.new_tokens for opened in sent_requests)
+        sent_requests = [
+            open_request for open_request in self._open_requests.values() if open_request.is_sent
+        ]
+        had_progress = self._has_ended_any or any(
+            open_request.new_tokens for open_request in sent_requests
+        )
         refused = self._isolation.worker_died(
             {
-                opened.request.request_id: opened.new_tokens
-                for opened in sent_requests
-                if opened.runs
+                open_request.request.request_id: open_request.new_tokens
+                for open_request in sent_requests
+                if open_request.may_be_running
             },
-            open_requests=self._open.keys(),
+            open_requests=self._open_requests.keys(),
         )
-        for opened in sent_requests:
-            opened.is_sent = opened.is_paused_for_trial = False
-            opened.counted_tokens = len(opened.stream.token_ids)
+        for open_request in sent_requests:
+            open_request.is_sent = open_request.is_paused_for_trial = False
+            open_request.counted_tokens = len(open_request.stream.token_ids)
         self._has_ended_any = False
         if refused is not None:
             self._refuse_deadly(refused)
         return Loss(
-            requests=tuple(opened.request for opened in sent_requests),
-            generated_tokens=tuple(len(opened.stream.token_ids) for opened in sent_requests),
+            requests=tuple(open_request.request for open_request in sent_requests),
+            generated_tokens=tuple(
+                len(open_request.stream.token_ids) for open_request in sent_requests
+            ),
             had_progress=had_progress,
             refused=() if refused is None else (refused,),
         )
@@ -277,23 +295,25 @@ class ModelClient:
 
         Ends each open stream with FAILED, and each command with WorkerUnavailable.
         """
-        requests = tuple(self._open.values())
+        requests = tuple(self._open_requests.values())
         commands = tuple(self._open_commands.values())
-        self._open.clear()
+        self._open_requests.clear()
         self._open_commands.clear()
         self._isolation = Isolation()
-        for opened in requests:
-            opened.stream.fail(message)
-        for asked in commands:
-            asked.fail(message)
+        for open_request in requests:
+            open_request.stream.fail(message)
+        for open_command in commands:
+            open_command.fail(message)
 
     def close(self, message: str) -> None:
         """Refuse everything from now on, because no worker will ever come again."""
         self._worker = None
-        self._end = message
+        self._end_reason = message
         self.end_all(message)
 
-    def _note_read_ahead(self, request: SequenceRequest, event: Started | Finished) -> None:
+    def _remember_read_ahead(
+        self, request: SequenceRequest, event: PrefillFinished | Finished
+    ) -> None:
         """Remember a prompt that was prefilled in advance, until a request shares its tokens."""
         token_ids = request.prompt_token_ids
         if not request.is_idle_work:
@@ -302,7 +322,7 @@ class ModelClient:
                     run.token_ids.packed, token_ids.packed
                 ) > run.start:
                     self._read_ahead.remove(run)
-        elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:
+        elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:  # not cancelled
             start = event.memory.cached_tokens
             self._read_ahead.append(
                 ReadAheadRun(
@@ -311,11 +331,12 @@ class ModelClient:
             )
 
     def _reclaim_commands(self) -> None:
-        for asked in tuple(self._open_commands.values()):
-            asked.is_sent = False
-            if asked.sendings == MOST_SENDINGS:
-                del self._open_commands[asked.command.call_id]
-                asked.fail(
+        """Have the commands without an answer sent again, unless they killed too many workers."""
+        for open_command in tuple(self._open_commands.values()):
+            open_command.is_sent = False
+            if open_command.sendings == MOST_SENDINGS:
+                del self._open_commands[open_command.command.call_id]
+                open_command.fail(
                     f"the worker process of the model died {MOST_SENDINGS} times while it had this "
                     "command; it is not tried again, and may have been carried out. The server's "
                     "log and `holdfast doctor` say how the worker died"
@@ -325,25 +346,28 @@ class ModelClient:
         """Send the commands that the worker does not have, unless a request has to run alone."""
         if self._worker is None or self._isolation.alone is not None:
             return
-        for asked in self._open_commands.values():
-            if not asked.is_sent and self._worker.send(asked.command):
-                asked.is_sent = True
-                asked.sendings += 1
+        for open_command in self._open_commands.values():
+            if not open_command.is_sent and self._worker.send(open_command.command):
+                open_command.is_sent = True
+                open_command.sendings += 1
 
     def _refuse_deadly(self, request_id: RequestId) -> None:
-        opened = self._open.pop(request_id)
-        deaths = opened.stream.resumptions + 1
-        opened.stream.fail(
+        """Fail a request that killed workers, and refuse the same request from now on."""
+        open_request = self._open_requests.pop(request_id)
+        deaths = open_request.stream.resumptions + 1
+        open_request.stream.fail(
             f"the worker process of the model died {deaths} times while it had this request, the "
             f"last {DEATHS_ALONE} times while the request ran alone; it is not tried again. The "
             "server's log and `holdfast doctor` say how the worker died",
             is_deadly=True,
         )
-        while len(self._deadly) >= MOST_REMEMBERED:
-            del self._deadly[next(iter(self._deadly))]
-        self._deadly[_digest(opened.request)] = self._clock()
-        for other in [each for each in self._open.values() if self._is_deadly(each.request)]:
-            del self._open[other.request.request_id]  # the same request, sent concurrently
+        while len(self._refused_digests) >= MOST_REMEMBERED:
+            del self._refused_digests[next(iter(self._refused_digests))]
+        self._refused_digests[_digest(open_request.request)] = self._clock()
+        for other in [
+            each for each in self._open_requests.values() if self._is_deadly(each.request)
+        ]:
+            del self._open_requests[other.request.request_id]  # the same request, sent concurrently
             other.stream.fail(
                 "another request with the same prompt killed the worker process of the model",
                 is_deadly=True,
@@ -351,13 +375,17 @@ class ModelClient:
 
     def _is_deadly(self, request: SequenceRequest) -> bool:
         """Whether a request like this one was refused within the last hour for killing workers."""
-        if not self._deadly:
+        if not self._refused_digests:
             return False
         oldest = self._clock() - REMEMBERED_SECONDS
-        self._deadly = {each: at for each, at in self._deadly.items() if at > oldest}
-        return _digest(request) in self._deadly
+        self._refused_digests = {
+            digest: refused_at
+            for digest, refused_at in self._refused_digests.items()
+            if refused_at > oldest
+        }
+        return _digest(request) in self._refused_digests
 
-    def _send_allowed(self) -> None:
+    def _send_requests(self) -> None:
         """Send all open requests. While there are suspects, send only the one that runs alone.
 
         A suspect whose stream is not read waits for its trial.
@@ -365,61 +393,67 @@ class ModelClient:
         worker = self._worker
         if worker is None or not worker.is_open or self._isolation.alone is not None:
             return
-        alone: RequestId | None = None
+        trial_id: RequestId | None = None
         if not self._isolation.is_over:
-            able = [name for name, opened in self._open.items() if not opened.stream.is_paused]
-            alone = self._isolation.start_next_trial(able)
+            readable = [
+                request_id
+                for request_id, open_request in self._open_requests.items()
+                if not open_request.stream.is_paused
+            ]
+            trial_id = self._isolation.start_next_trial(readable)
 
         def may_run(request_id: RequestId) -> bool:
-            if alone is not None:
-                return request_id == alone
+            if trial_id is not None:
+                return request_id == trial_id
             return not self._isolation.is_untried(request_id)
 
-        for request_id, opened in self._open.items():
+        for request_id, open_request in self._open_requests.items():
             if not may_run(request_id):
-                _pause_for_trial(opened, worker)
-        for request_id, opened in self._open.items():
+                _pause_for_trial(open_request, worker)
+        for request_id, open_request in self._open_requests.items():
             if may_run(request_id):
-                _send_or_resume(opened, worker)
+                _send_or_resume(open_request, worker)
         self._send_commands()
 
     def _judge_trial(self, request_id: RequestId) -> None:
         """Let other requests run once the request that runs alone has generated enough tokens, has
         ended, or is not read.
         """
-        opened = self._open.get(request_id)
-        if opened is None or opened.new_tokens >= self._isolation.tokens_to_pass:
+        open_request = self._open_requests.get(request_id)
+        if open_request is None or open_request.new_tokens >= self._isolation.tokens_to_pass:
             self._isolation.trial_passed(request_id)
-        elif opened.stream.is_paused:
+        elif open_request.stream.is_paused:
             self._isolation.interrupt_trial()
         else:
             return
-        self._send_allowed()
+        self._send_requests()
 
     def _control(self, command: SequenceControl | ThoughtLimit) -> None:
         """Carry out a command from the consumer of a stream."""
-        opened = self._open.get(command.request_id)
-        if opened is None:
+        open_request = self._open_requests.get(command.request_id)
+        if open_request is None:
             return  # the request has ended
         if isinstance(command, ThoughtLimit):  # the next worker needs it too
-            opened.request = msgspec.structs.replace(opened.request, thinking_budget=command.budget)
-            if self._worker is not None and opened.is_sent:
+            open_request.request = msgspec.structs.replace(
+                open_request.request, thinking_budget=command.budget
+            )
+            if self._worker is not None and open_request.is_sent:
                 self._worker.send(command)
             return
         request_id = command.request_id
         action = command.action
         if action == "cancel":
-            del self._open[request_id]
-            if self._worker is not None and opened.is_sent:
+            del self._open_requests[request_id]
+            if self._worker is not None and open_request.is_sent:
                 self._cancelled[request_id] += 1
-        # `_send_or_resume` resumes it when it may run
-        is_ours = opened.is_paused_for_trial and action != "cancel"
-        if self._worker is not None and opened.is_sent and not is_ours:
+        # the worker already has it paused; `_send_or_resume` resumes it when it may run
+        is_held_for_trial = open_request.is_paused_for_trial and action != "cancel"
+        if self._worker is not None and open_request.is_sent and not is_held_for_trial:
             self._worker.send(command)
         if self._isolation.alone == request_id and action != "resume":
             self._judge_trial(request_id)
         if action == "resume" and self._isolation.is_untried(request_id):
-            self._send_allowed()
+            self._send_requests()
 
 
 class AdaptedClient:
@@ -451,6 +485,8 @@ class AdaptedClient:
 
 @dataclass(slots=True, eq=False)
 class _OpenCommand:
+    """A command without an answer so far."""
+
     command: Question
     answer: asyncio.Future[Answer]
     sendings: int = 0  # how many workers it was sent to
@@ -467,6 +503,8 @@ class _OpenCommand:
 
 @dataclass(slots=True, eq=False)
 class _OpenRequest:
+    """A request that has not ended, and its stream."""
+
     request: SequenceRequest
     stream: EventStream
     is_sent: bool = False  # whether the current worker has it
@@ -479,7 +517,7 @@ class _OpenRequest:
         return len(self.stream.token_ids) - self.counted_tokens
 
     @property
-    def runs(self) -> bool:
+    def may_be_running(self) -> bool:
         """Whether the worker may be computing this request, or has it in its queue."""
         return self.is_sent and not self.is_paused_for_trial and not self.stream.is_paused
 
@@ -504,32 +542,32 @@ def _digest(request: SequenceRequest) -> bytes:
     return hashlib.blake2b(msgspec.msgpack.encode(computed), digest_size=32).digest()
 
 
-def _pause_for_trial(opened: _OpenRequest, worker: WorkerLink) -> None:
+def _pause_for_trial(open_request: _OpenRequest, worker: WorkerLink) -> None:
     """Have the worker pause a request, so that another one runs alone."""
-    if opened.is_paused_for_trial or not opened.is_sent:
+    if open_request.is_paused_for_trial or not open_request.is_sent:
         return
-    opened.is_paused_for_trial = True
-    if not opened.stream.is_paused:
-        worker.send(SequenceControl(request_id=opened.stream.request_id, action="pause"))
+    open_request.is_paused_for_trial = True
+    if not open_request.stream.is_paused:
+        worker.send(SequenceControl(request_id=open_request.stream.request_id, action="pause"))
 
 
-def _send_or_resume(opened: _OpenRequest, worker: WorkerLink) -> None:
+def _send_or_resume(open_request: _OpenRequest, worker: WorkerLink) -> None:
     """Send a request that the worker does not have, or resume one that is held."""
-    stream = opened.stream
-    if opened.is_paused_for_trial:
-        opened.is_paused_for_trial = False
+    stream = open_request.stream
+    if open_request.is_paused_for_trial:
+        open_request.is_paused_for_trial = False
         if not stream.is_paused:
             worker.send(SequenceControl(request_id=stream.request_id, action="resume"))
-    if opened.is_sent:
+    if open_request.is_sent:
         return
-    request = opened.request
+    request = open_request.request
     if stream.was_accepted:
         stream.resume()
     if stream.token_ids:
         request = msgspec.structs.replace(
             request, generated_token_ids=TokenIds.of(stream.token_ids), want_prompt_logprobs=False
         )
-    opened.is_sent = worker.send(request)
+    open_request.is_sent = worker.send(request)
     if stream.is_paused:
         worker.send(SequenceControl(request_id=stream.request_id, action="pause"))
 
@@ -557,35 +595,37 @@ class Isolation:
 
     A request is a suspect after three workers died during it, each before it had eight new tokens,
     or after twelve, even if it progresses each time: a request that kills each worker after two
-    tokens makes progress in every life. A suspect runs alone until it has generated more than twice the
-    tokens of its last life; each further trial is twice as long. If two workers in a row die
-    during the trial, it is refused, and the deaths so far count against no other request. One death
-    proves nothing: something else may have killed the worker.
+    tokens makes progress with each of them. A suspect runs alone until it has generated more than
+    twice the tokens that the last dead worker generated for it; each further trial is twice as
+    long. If two workers in a row die during the trial, it is refused, and the deaths so far count
+    against no other request. One death proves nothing: something else may have killed the worker.
 
     So the number of deaths that one request can cause is bounded. A suspect whose stream is not read
     cannot be tried: it waits, and the others run.
     """
 
     def __init__(self) -> None:
-        self._records: dict[RequestId, _Record] = {}
-        self._untried: list[RequestId] = []
+        self._records: dict[RequestId, _Record] = {}  # of the open requests
+        self._untried_suspects: list[
+            RequestId
+        ] = []  # suspects that wait for their trial, likeliest first
         self.alone: RequestId | None = None  # the request that runs alone now
 
     @property
     def is_over(self) -> bool:
         """Whether no request has to run alone, neither now nor later."""
-        return self.alone is None and not self._untried
+        return self.alone is None and not self._untried_suspects
 
     def is_untried(self, request_id: RequestId) -> bool:
         """Whether the request still has to run alone before it may run with others."""
-        return request_id in self._untried
+        return request_id in self._untried_suspects
 
     @property
     def tokens_to_pass(self) -> int:
         """The number of tokens that the request running alone has to generate."""
         assert self.alone is not None
         record = self._records[self.alone]
-        return (2 * record.tokens_per_worker[-1] + 1) << record.passed
+        return (2 * record.tokens_per_worker[-1] + 1) << record.passed_trials
 
     def worker_died(
         self, generated_tokens: Mapping[RequestId, int], *, open_requests: Collection[RequestId]
@@ -598,7 +638,7 @@ class Isolation:
         open_requests: all requests that have not ended; the others are forgotten.
         """
         self._records = {each: self._records.get(each, _Record()) for each in open_requests}
-        self._untried = [each for each in self._untried if each in open_requests]
+        self._untried_suspects = [each for each in self._untried_suspects if each in open_requests]
         for request_id, tokens in generated_tokens.items():
             self._records[request_id].tokens_per_worker.append(tokens)
         alone = self.alone
@@ -606,38 +646,41 @@ class Isolation:
         if alone is not None and alone in generated_tokens:
             return self._died_alone(alone)
         suspects = [each for each in generated_tokens if self._records[each].is_suspect]
-        self._untried = sorted(
-            dict.fromkeys([*self._untried, *suspects]),
+        self._untried_suspects = sorted(
+            dict.fromkeys([*self._untried_suspects, *suspects]),
             key=lambda each: self._records[each].likelihood_order,
         )
         return None
 
     def _died_alone(self, request_id: RequestId) -> RequestId | None:
+        """Record a death during a trial. Returns the request if that was one too many."""
         record = self._records[request_id]
         record.deaths_alone += 1
         if record.deaths_alone < DEATHS_ALONE:
-            self._untried.insert(0, request_id)
+            self._untried_suspects.insert(0, request_id)
             return None
         for each in self._records.values():
             each.tokens_per_worker.clear()
-        self._untried.clear()
+        self._untried_suspects.clear()
         return request_id
 
-    def start_next_trial(self, able: Collection[RequestId]) -> RequestId | None:
-        """Choose the next suspect among `able`, which runs alone from now on.
+    def start_next_trial(self, candidates: Collection[RequestId]) -> RequestId | None:
+        """Choose the next suspect among `candidates`, which runs alone from now on.
 
         Returns None if there is no such suspect; then all requests that are not suspects may run.
         """
-        self.alone = next((each for each in self._untried if each in able), None)
+        self.alone = next((each for each in self._untried_suspects if each in candidates), None)
         if self.alone is not None:
-            self._untried.remove(self.alone)
+            self._untried_suspects.remove(self.alone)
         return self.alone
 
     def trial_passed(self, request_id: RequestId) -> None:
         """Record that the request running alone has generated `tokens_to_pass`, or has ended."""
         assert self.alone == request_id
         self.alone = None
-        self._records[request_id] = _Record(passed=self._records[request_id].passed + 1)
+        self._records[request_id] = _Record(
+            passed_trials=self._records[request_id].passed_trials + 1
+        )
 
     def interrupt_trial(self) -> None:
         """Stop the trial of the request running alone, because its stream is not read.
@@ -645,7 +688,7 @@ class Isolation:
         It is tried again once its stream is read.
         """
         assert self.alone is not None
-        self._untried.append(self.alone)
+        self._untried_suspects.append(self.alone)
         self.alone = None
 
 
@@ -656,13 +699,14 @@ class _Record:
     # tokens that each worker that died during it had generated for it, the last worker's last
     tokens_per_worker: list[int] = field(default_factory=list)
     deaths_alone: int = 0  # workers that died while only this request ran
-    passed: int = 0  # number of trials
+    passed_trials: int = 0
 
     @property
     def is_suspect(self) -> bool:
-        short_lives = sum(tokens < FEW_TOKENS for tokens in self.tokens_per_worker)
+        """Whether the request must run alone, because workers died while it ran."""
+        early_deaths = sum(tokens < FEW_TOKENS for tokens in self.tokens_per_worker)
         return (
-            short_lives >= DEATHS_WITHOUT_PROGRESS
+            early_deaths >= DEATHS_WITHOUT_PROGRESS
             or len(self.tokens_per_worker) >= DEATHS_WITH_PROGRESS
         )
 
@@ -672,4 +716,4 @@ class _Record:
         tokens (otherwise it may have been queued), and only a few.
         """
         tokens = sum(self.tokens_per_worker)
-        return self.passed, tokens == 0, tokens
+        return self.passed_trials, tokens == 0, tokens

@@ -50,14 +50,15 @@ class WorkerLink:
         self,
         *,
         on_progress: Callable[[LoadProgress], None],
-        deliver: Callable[[Sequence[Event]], None],
+        on_events: Callable[[Sequence[Event]], None],
     ) -> None:
-        """deliver: called with the events of each message, in order, until the link is closed.
+        """on_progress: called with the progress of the load. on_events: called with the events of
+        each message, in order, until the link is closed.
 
         Raises OSError if the folder or a socket cannot be created.
         """
         self._loop = asyncio.get_running_loop()
-        self._claim = _socket_folder()
+        self._claim = _socket_folder()  # the folder belongs to this process until `close`
         self.endpoint = f"ipc://{self._claim.folder}/{_SOCKET}"
         self.heartbeat_endpoint = f"ipc://{self._claim.folder}/beat"
         # completes when the worker serves or has failed
@@ -65,13 +66,13 @@ class WorkerLink:
         # completes when the worker is known to be gone
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._on_progress = on_progress
-        self._deliver_events = deliver
+        self._on_events = on_events
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[Event])
-        self._beat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+        self._heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
         # completes with the answer to a question for statistics; None: none is open
-        self._statistics: asyncio.Future[WorkerStatistics] | None = None
-        self._maps: dict[str, asyncio.Future[CacheMap]] = {}  # by call id
+        self._statistics_answer: asyncio.Future[WorkerStatistics] | None = None
+        self._map_answers: dict[str, asyncio.Future[CacheMap]] = {}  # by call id
         self.last_statistics = WorkerStatistics()  # a busy worker also sends figures unasked
         self._closed = False
         self._context = zmq.Context()
@@ -92,6 +93,7 @@ class WorkerLink:
         self._notice_disconnect()
 
     def _open_sockets(self) -> None:
+        """Bind the sockets for messages and heartbeats. Raises ZMQError."""
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         for option, value in ((zmq.LINGER, 0), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
             self._socket.setsockopt(option, value)
@@ -100,6 +102,7 @@ class WorkerLink:
         for option, value in ((zmq.CONFLATE, 1), (zmq.LINGER, 0)):
             self.heartbeats.setsockopt(option, value)
         self.heartbeats.bind(self.heartbeat_endpoint)
+        # gets a message when the worker's end is closed
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(self.endpoint)
 
@@ -127,13 +130,13 @@ class WorkerLink:
 
         Raises WorkerUnavailable if the worker is gone.
         """
-        if self._statistics is None:
+        if self._statistics_answer is None:
             if not self.send(TELL_STATISTICS):
                 raise WorkerUnavailable("the worker process of the model is gone; please try again")
-            self._statistics = self._loop.create_future()
+            self._statistics_answer = self._loop.create_future()
         try:
             async with asyncio.timeout(STATISTICS_PATIENCE_SECONDS):
-                return await asyncio.shield(self._statistics)
+                return await asyncio.shield(self._statistics_answer)
         except TimeoutError:
             return self.last_statistics
 
@@ -143,7 +146,7 @@ class WorkerLink:
         Raises WorkerUnavailable if the worker is gone or busy with a long step.
         """
         answer: asyncio.Future[CacheMap] = self._loop.create_future()
-        self._maps[question.call_id] = answer
+        self._map_answers[question.call_id] = answer
         try:
             if not self.send(question):
                 raise WorkerUnavailable("the worker process of the model is gone; please try again")
@@ -152,13 +155,13 @@ class WorkerLink:
         except TimeoutError:
             raise WorkerUnavailable("the model's worker is busy; please try again") from None
         finally:
-            del self._maps[question.call_id]
+            del self._map_answers[question.call_id]
 
     def poll_heartbeat(self) -> Heartbeat | None:
         """Return the newest heartbeat; None if none has come since the last poll."""
         newest = None
-        while not self.heartbeats.closed and _readable(self.heartbeats):
-            newest = self._beat_decoder.decode(self.heartbeats.recv(zmq.NOBLOCK))
+        while not self.heartbeats.closed and _has_message(self.heartbeats):
+            newest = self._heartbeat_decoder.decode(self.heartbeats.recv(zmq.NOBLOCK))
         return newest
 
     def fail(self, message: str) -> None:
@@ -169,9 +172,9 @@ class WorkerLink:
             self._drain()  # what the worker sent before it died still counts
         if not self.lost.done():
             self.lost.set_result(None)
-        if self._statistics is not None and not self._statistics.done():
-            self._statistics.set_result(self.last_statistics)
-        for answer in self._maps.values():
+        if self._statistics_answer is not None and not self._statistics_answer.done():
+            self._statistics_answer.set_result(self.last_statistics)
+        for answer in self._map_answers.values():
             if not answer.done():
                 answer.set_exception(WorkerUnavailable(message))
         if not self.started.done():
@@ -194,10 +197,12 @@ class WorkerLink:
         self._claim.give_back()
 
     def _drain(self) -> None:
-        while not self._closed and _readable(self._socket):
-            self._deliver(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        """Handle all messages that have arrived."""
+        while not self._closed and _has_message(self._socket):
+            self._handle_events(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _handle_events(self, events: list[Event]) -> None:
+        """Complete what waits for the answers among these events, then pass all events on."""
         for event in events:
             if isinstance(event, LoadProgress):
                 self._on_progress(event)
@@ -206,23 +211,25 @@ class WorkerLink:
                     self.started.set_result(event)
             elif isinstance(event, WorkerStatistics):
                 self.last_statistics = event
-                if event.in_answer and self._statistics is not None:
-                    if not self._statistics.done():
-                        self._statistics.set_result(event)
-                    self._statistics = None
+                if event.in_answer and self._statistics_answer is not None:
+                    if not self._statistics_answer.done():
+                        self._statistics_answer.set_result(event)
+                    self._statistics_answer = None
             elif isinstance(event, CacheMap):
-                answer = self._maps.get(event.call_id)
+                answer = self._map_answers.get(event.call_id)
                 if answer is not None and not answer.done():
                     answer.set_result(event)
-        self._deliver_events(events)
+        self._on_events(events)
 
     def _notice_disconnect(self) -> None:
-        while not self._closed and _readable(self._monitor):
+        """Treat the worker as gone when its end of the socket was closed."""
+        while not self._closed and _has_message(self._monitor):
             recv_monitor_message(self._monitor)
             self.fail("the worker process of the model died; please try again")
 
 
-def _readable(socket: zmq.Socket[bytes]) -> bool:
+def _has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message can be received without waiting."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 

@@ -123,7 +123,7 @@ class FirstForms:
             return ready
         size = _COPIES_OF_PART * len(marshal.dumps(ready.message)) + _ENTRY_OVERHEAD_BYTES
         ready = ready._replace(message=KeptPart(ready.message))
-        return self._messages.first((exact_hash, depends_on), ready, size=size)
+        return self._messages.get_or_put((exact_hash, depends_on), ready, size=size)
 
     def beginning(
         self, messages: Sequence[Any], *, depends_on: Hashable, tenant: str
@@ -191,7 +191,7 @@ class FirstForms:
         """The form that is remembered under a key; if there is none, the new form, which is
         remembered then.
         """
-        return self._forms.first(key, new_form, size=size + _ENTRY_OVERHEAD_BYTES)
+        return self._forms.get_or_put(key, new_form, size=size + _ENTRY_OVERHEAD_BYTES)
 
 
 def _hash_of(*parts: str) -> bytes:

@@ -46,8 +46,8 @@ from holdfast.wire.events import (
     Finished,
     FinishReason,
     ModelInfo,
+    PrefillFinished,
     Rejected,
-    Started,
     Timings,
     TokenLogprob,
     TokensGenerated,
@@ -99,7 +99,7 @@ class PromptReader:
         if isinstance(event, Rejected):
             raise refusal(event)
         self.is_accepted = True
-        if isinstance(event, Started | TokensGenerated):
+        if isinstance(event, PrefillFinished | TokensGenerated):
             self._logprobs += event.logprobs
         if not isinstance(event, Finished):
             return None

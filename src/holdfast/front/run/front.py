@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from holdfast.front.server.http_server import ServerCertificate
 
 WANTED_OPEN_FILES = 8192  # one per client; macOS allows 256 by default
-BROKEN = 1  # exit code
+BROKEN = 1  # exit code if the model could not be served
 STOPPED_EARLY = "stopped before the model was ready"
 
 Progress: TypeAlias = Callable[[str, float], None]
@@ -89,24 +89,29 @@ def run(
     configure_logging(settings.log, file=log_file, ring=log_ring)
     signal.signal(signal.SIGTERM, _exit_at_once)
     _allow_open_files(WANTED_OPEN_FILES)
-    return_large_blocks()
+    return_large_blocks()  # malloc would keep the memory of images
     certificate = _certificate(settings)
     if (keys_file := key_file_of(settings.server.keys_file, os.environ)) is not None:
         read_keys(keys_file)  # raises an error before the worker starts
     catalog = catalog_of(settings, os.environ)
-    for each in catalog.excluded:
-        if each.is_asked_for:
+    for excluded in catalog.excluded:
+        if excluded.is_asked_for:
             logger.warning(
-                "model %s is left out and not served (%s): %s", each.name, each.origin, each.reason
+                "model %s is left out and not served (%s): %s",
+                excluded.name,
+                excluded.origin,
+                excluded.reason,
             )
     if catalog.at_start and not catalog.entries[0].is_pinned:
-        first = catalog.entries[0]  # the only or the named model
-        folder = resolve_model(first.model, progress=progress)
-        if first.model.speculation != "auto":  # a model that cannot draft is refused immediately
-            _draft_of(first, folder, catalog)
+        awaited_model = catalog.entries[0]  # the only or the named model
+        folder = resolve_model(awaited_model.model, progress=progress)
+        if (
+            awaited_model.model.speculation != "auto"
+        ):  # a model that cannot draft is refused immediately
+            _draft_of(awaited_model, folder, catalog)
     try:
         with (
-            run_folder(os.environ) as private,
+            run_folder(os.environ) as folder_of_run,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
             front = Front(
@@ -116,7 +121,7 @@ def run(
                 on_ready=on_ready,
                 started_at=started_at,
                 certificate=certificate,
-                run_folder=private,
+                run_folder=folder_of_run,
                 log_path="" if log_file is None else str(log_file.path),
                 log_ring=log_ring,
             )
@@ -129,7 +134,9 @@ def run(
 
 
 def _draft_of(entry: CatalogEntry, folder: Path, catalog: Catalog) -> DraftFolder | None:
-    """The draft model of a model in `folder`. Raises ModelLoadError if it cannot draft."""
+    """The draft model of a model in `folder`; None: none. Raises ModelLoadError if the one that the
+    entry names cannot draft.
+    """
     return draft_of(
         DraftFolder(name=entry.name, folder=folder),
         entry.model.speculation,
@@ -169,7 +176,7 @@ class Front:
             settings.residency,
             fetch=self._files_of,
             worker_of=self._worker_of,
-            places=settings.scheduler.max_queued + settings.scheduler.max_running,
+            max_waiting_sequences=settings.scheduler.max_queued + settings.scheduler.max_running,
             on_progress=lambda model, event: progress(event.stage, event.fraction),
         )
 
@@ -203,6 +210,7 @@ class Front:
     def _worker_of(
         self, entry: CatalogEntry, files: ModelFiles, share: MemoryShare
     ) -> WorkerSettings:
+        """The settings of a worker that starts with these files and this share of the memory."""
         settings = self._settings
         return WorkerSettings(
             folder=str(files.folder),
@@ -238,15 +246,16 @@ class Front:
             await self._residency.start()
             await self._serve_http(signals)
         except asyncio.CancelledError:
-            if not signals.came:
+            if not signals.has_come:
                 raise
         finally:
-            signals.end_at_next()
+            signals.exit_at_next()
             await self._residency.stop()
-            if signals.came and not self._was_ready:
+            if signals.has_come and not self._was_ready:
                 logger.info(STOPPED_EARLY)
 
     async def _serve_http(self, signals: _EarlySignals) -> None:
+        """Listen and serve until a signal, while the models load. Raises if a load fails."""
         gc.disable()  # looking through what is imported, all of which stays, takes 15 % longer
         from holdfast.front.run.web import build_application
         from holdfast.front.server import http_server as http
@@ -256,27 +265,29 @@ class Front:
             app = build_application(self._settings, self._residency, log_ring=self._log_ring)
             self.reloads.append(partial(reload_keys, app.state.services.access.keys))
             self.reloads.append(app.state.reloaded_catalog.reload)
-            if signals.came:  # during the lines above, when nothing could be stopped yet
+            if signals.has_come:  # during the lines above, when nothing could be stopped yet
                 return
             listening = asyncio.Event()
             server = http.HttpServer(
                 app, self._settings.server, on_started=listening.set, certificate=self._certificate
             )
-            signals.disarm()
+            signals.stop_cancelling()
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             await asyncio.sleep(0)  # the HTTP server now handles the signals
             # `or`, because the HTTP server may already have handled a signal
-            server.should_exit = server.should_exit or signals.came
+            server.should_exit = server.should_exit or signals.has_come
             host, port = listener.getsockname()[:2]
             url = http.url_of(listener, scheme=self._settings.server.scheme)
-            self._describe(url, port)
-            loading = asyncio.create_task(self._announce(app, listening, url, host), name="ready")
+            self._write_description(url, port)
+            loading = asyncio.create_task(
+                self._announce_when_ready(app, listening, url, host), name="ready"
+            )
             await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is not None:
                 server.should_exit = True
             await serving
             if not loading.done():
-                signals.came = True  # the HTTP server handled it
+                signals.has_come = True  # the HTTP server handled it
                 loading.cancel()
             await asyncio.wait((loading,))
             if (traces := app.state.services.telemetry.traces) is not None:
@@ -284,7 +295,8 @@ class Front:
         if not loading.cancelled():
             loading.result()  # raises the error if loading failed
 
-    def _describe(self, url: str, port: int) -> None:
+    def _write_description(self, url: str, port: int) -> None:
+        """Describe this server in its run folder, where `holdfast ps` and others look."""
         server = RunningServer(
             pid=os.getpid(),
             url=url,
@@ -301,26 +313,31 @@ class Front:
         except OSError as error:
             logger.warning("`holdfast ps` will not find this server: %s", error)
 
-    async def _announce(
+    async def _announce_when_ready(
         self, app: Starlette, listening: asyncio.Event, url: str, listens_on: str
     ) -> None:
+        """Wait for the models to load and the server to listen, then say that it is ready. Raises
+        what `wait_ready` raises, and the error of a broken tokenizer.
+        """
         await self._residency.wait_ready()
         await listening.wait()
         from holdfast.front.server.guard import is_loopback
 
-        first, *_ = statuses = self._residency.statuses()
-        if first.state == "ready":
-            await app.state.bundles.read(first.id)  # raises an error if the tokenizer is broken
-        figures = (await self._residency.statistics()).get(first.id)
+        first_model, *_ = statuses = self._residency.statuses()
+        if first_model.state == "ready":
+            await app.state.bundles.read(
+                first_model.id
+            )  # raises an error if the tokenizer is broken
+        figures = (await self._residency.statistics()).get(first_model.id)
         gc.collect()
         gc.freeze()  # later collections, which delay tokens, skip existing objects
         needs_key: bool = app.state.services.needs_key
         ready = ReadyServer(
             url=url,
-            model=first.id,
-            info=first.info,
+            model=first_model.id,
+            info=first_model.info,
             models={status.id: status.state for status in statuses},
-            adapters=tuple(f"{first.id}{SEPARATOR}{name}" for name in first.adapters),
+            adapters=tuple(f"{first_model.id}{SEPARATOR}{name}" for name in first_model.adapters),
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=needs_key,
             store_folder=self._settings.store.folder,
@@ -328,7 +345,7 @@ class Front:
             is_open=not needs_key and not is_loopback(listens_on),
             memory=None if figures is None else figures.memory,
             log_file=self._log_path,
-            can_chat=first.can_chat,
+            can_chat=first_model.can_chat,
         )
         self._was_ready = True
         announce(ready, self._settings.log)
@@ -343,38 +360,41 @@ class _EarlySignals:
     """
 
     def __init__(self) -> None:
-        self.came = False
+        self.has_come = False
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
-        self._armed, self._ends_at_next = True, False
+        self._cancels_task = True
+        self._exits_at_next = False
         for number in (signal.SIGINT, signal.SIGTERM):
             # not add_signal_handler, because uvloop would keep calling that handler in addition to
             # uvicorn's
-            signal.signal(number, self._cancel)
+            signal.signal(number, self._on_signal)
 
-    def disarm(self) -> None:
+    def stop_cancelling(self) -> None:
         """Stop cancelling: the HTTP server handles signals now."""
-        self._armed = False
+        self._cancels_task = False
 
-    def end_at_next(self) -> None:
+    def exit_at_next(self) -> None:
         """Exit at the next signal.
 
         By then, only the workers are left; they write their cache to disk and exit on their own.
         """
-        self._armed, self._ends_at_next = False, True
+        self._cancels_task = False
+        self._exits_at_next = True
 
-    def _cancel(self, number: int, frame: FrameType | None) -> None:
-        if self._ends_at_next:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Note the signal, and cancel the task or exit, whichever applies now."""
+        if self._exits_at_next:
             logger.warning("forced exit; workers flush their cache and exit on their own")
             logging.shutdown()
             os._exit(128 + number)
-        self.came = True
-        if self._armed:
-            self._loop.call_soon_threadsafe(self._cut_short)
+        self.has_come = True
+        if self._cancels_task:
+            self._loop.call_soon_threadsafe(self._cancel_task)
 
-    def _cut_short(self) -> None:
+    def _cancel_task(self) -> None:
         # checked here, because the signal may have arrived while the loop was busy
-        if self._armed and self._task is not None:
+        if self._cancels_task and self._task is not None:
             self._task.cancel()
 
 
@@ -396,6 +416,7 @@ def _log_file(settings: Settings) -> LogFile | None:
 
 
 def _lan_urls(listens_on: str, url: str) -> tuple[str, ...]:
+    """The server's URLs for other machines; empty unless it listens on all addresses."""
     from holdfast.front.server.guard import is_wildcard
 
     if not is_wildcard(listens_on):
@@ -415,10 +436,11 @@ def _certificate(settings: Settings) -> ServerCertificate | None:
     return ServerCertificate(certificate=server.tls_cert, key=server.tls_key)
 
 
-def _allow_open_files(wanted: int) -> None:
+def _allow_open_files(wanted_files: int) -> None:
+    """Raise the soft limit on open files, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted_files:
+        limit = wanted_files if hard == resource.RLIM_INFINITY else min(wanted_files, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
@@ -429,33 +451,37 @@ class ReloadedSettings:
         self, effective: EffectiveSettings, *, on_level: Callable[[LogLevel], None]
     ) -> None:
         """on_level: called with the new log level when it has changed."""
-        self._at_start = self._current = effective
+        self._settings_at_start = effective
+        self._current_settings = effective
         self._on_level = on_level
 
     def reload(self) -> None:
         """Read the settings again. If they are invalid, nothing changes."""
         try:
-            read = self._at_start.read_again()
+            reloaded = self._settings_at_start.read_again()
         except ConfigError as error:
             logger.error("the settings are not reloaded: %s", error)
             return
-        before, level = self._current.settings.log.level, read.settings.log.level
-        set_level(read.settings.log)
-        if level != before:
+        old_level = self._current_settings.settings.log.level
+        level = reloaded.settings.log.level
+        set_level(reloaded.settings.log)
+        if level != old_level:
             self._on_level(level)
-        self._current = read
-        change = ", as before" if before == level else f"; it was {before}"
-        changed = [
+        self._current_settings = reloaded
+        level_change = ", as before" if old_level == level else f"; it was {old_level}"
+        changed_keys = [
             key
-            for key in read.origins
+            for key in reloaded.origins
             if key != "log.level"
-            and value_of(read.settings, key) != value_of(self._at_start.settings, key)
+            and value_of(reloaded.settings, key) != value_of(self._settings_at_start.settings, key)
         ]
-        if changed:
-            pending = ", ".join(changed)
-            logger.warning("the log level is %s%s; restart to apply %s", level, change, pending)
+        if changed_keys:
+            pending = ", ".join(changed_keys)
+            logger.warning(
+                "the log level is %s%s; restart to apply %s", level, level_change, pending
+            )
         else:
-            logger.info("the log level is %s%s", level, change)
+            logger.info("the log level is %s%s", level, level_change)
 
 
 def reload_keys(keys: KeyRing) -> None:
@@ -479,12 +505,13 @@ class Hangups:
         """Make SIGHUP run these reloads. Main thread only, while its event loop runs."""
         loop = asyncio.get_running_loop()
 
-        def hung_up(number: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(self._hung_up, reloads)
+        def on_hangup(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._reload_or_stop, reloads)
 
-        signal.signal(signal.SIGHUP, hung_up)
+        signal.signal(signal.SIGHUP, on_hangup)
 
-    def _hung_up(self, reloads: Sequence[Reload]) -> None:
+    def _reload_or_stop(self, reloads: Sequence[Reload]) -> None:
+        """Stop if the terminal is gone, which also sends SIGHUP; otherwise reload."""
         if self._ends_with_terminal and not _has_terminal():
             logger.info("the terminal was closed")
             os.kill(os.getpid(), signal.SIGTERM)

@@ -49,10 +49,10 @@ def announce(ready: ReadyServer, log: LogSettings) -> None:
         warnings += ready.info.warnings
     if log.format == "json" or ready.log_file:
         urls = ", ".join((ready.url, *ready.lan_urls))
-        what = f"models {_names(ready)}"
+        served = f"models {_names(ready)}"
         if ready.info is not None:
-            what = f"model {ready.model}, layout {ready.info.layout}"
-        logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, what, urls)
+            served = f"model {ready.model}, layout {ready.info.layout}"
+        logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, served, urls)
         for warning in warnings:
             logger.warning("%s", warning)
     if log.format == "json":
@@ -76,6 +76,7 @@ def announce(ready: ReadyServer, log: LogSettings) -> None:
 
 
 def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
+    """The rows of the summary, as name and value."""
     info = ready.info
     rows = [("for others", url) for url in ready.lan_urls]
     if info is not None:
@@ -108,8 +109,8 @@ def context_text(tokens: int, *, own_tokens: int) -> str:
 
     own_tokens: the context that the model was trained for; 0: unknown.
     """
-    whole = f" of the model's {own_tokens:,}" if tokens < own_tokens else ""
-    return f"{tokens:,}{whole} tokens"
+    of_own_context = f" of the model's {own_tokens:,}" if tokens < own_tokens else ""
+    return f"{tokens:,}{of_own_context} tokens"
 
 
 def _names(ready: ReadyServer) -> str:
@@ -142,6 +143,7 @@ def _store(ready: ReadyServer) -> str:
 
 
 def _example(ready: ReadyServer) -> str:
+    """A curl command that sends the server a first request."""
     key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if ready.needs_key else ""
     path, text = "completions", '"prompt": "Once upon a time"'
     if ready.can_chat:
@@ -158,19 +160,21 @@ def lan_addresses(*, listens_on: str) -> tuple[str, ...]:
     listens_on: 0.0.0.0 for IPv4, :: for both. Loopback and link-local addresses are left out.
     """
     families = {socket.AF_INET} if listens_on == "0.0.0.0" else {socket.AF_INET, socket.AF_INET6}
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    reachable = []
+    running_interfaces = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    addresses = []
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
-            if name not in up or entry.family not in families:
+            if name not in running_interfaces or entry.family not in families:
                 continue
             address = ipaddress.ip_address(entry.address.partition("%")[0])  # without the zone
             if not (address.is_loopback or address.is_link_local):
-                reachable.append(address)
-    usual = _usual_address()
-    reachable.sort(key=lambda address: (str(address) != usual, address.version, int(address)))
-    urls = (f"[{each}]" if each.version == 6 else str(each) for each in reachable)
-    return tuple(dict.fromkeys(urls))[:_MAX_ADDRESSES]
+                addresses.append(address)
+    usual_address = _usual_address()
+    addresses.sort(
+        key=lambda address: (str(address) != usual_address, address.version, int(address))
+    )
+    hosts = (f"[{each}]" if each.version == 6 else str(each) for each in addresses)
+    return tuple(dict.fromkeys(hosts))[:_MAX_ADDRESSES]
 
 
 def _usual_address() -> str:

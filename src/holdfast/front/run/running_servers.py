@@ -22,7 +22,7 @@ from holdfast.files import CLAIM_PREFIX, Claim, atomic_write, caches_folder, cla
 from holdfast.front.link.worker_link import SHORT_FOLDER
 
 _FILE = "server.json"
-_TMPDIR = "TMPDIR"
+_TMPDIR = "TMPDIR"  # environment variable with the folder for temporary files
 
 logger = logging.getLogger("holdfast.front.run")
 
@@ -42,17 +42,17 @@ class RunningServer(msgspec.Struct, frozen=True, kw_only=True):
 
 def running_servers(environ: Mapping[str, str]) -> list[RunningServer]:
     """This user's servers on this machine, the oldest first."""
-    places = {Path(tempfile.gettempdir()), SHORT_FOLDER}
+    parents = {Path(tempfile.gettempdir()), SHORT_FOLDER}
     with contextlib.suppress(RuntimeError):
-        places.add(caches_folder(environ) / "run")
-    found = []
-    for place in places:
+        parents.add(caches_folder(environ) / "run")
+    servers = []
+    for parent in parents:
         with contextlib.suppress(OSError):
-            for folder in living(place, prefix=CLAIM_PREFIX):
+            for folder in living(parent, prefix=CLAIM_PREFIX):
                 with contextlib.suppress(OSError, msgspec.DecodeError):
                     content = (folder / _FILE).read_bytes()
-                    found.append(msgspec.json.decode(content, type=RunningServer))
-    return sorted(found, key=lambda server: (server.started_at, server.pid))
+                    servers.append(msgspec.json.decode(content, type=RunningServer))
+    return sorted(servers, key=lambda server: (server.started_at, server.pid))
 
 
 def write_server(server: RunningServer, folder: Path) -> None:
@@ -69,40 +69,40 @@ def run_folder(environ: Mapping[str, str]) -> Iterator[Path]:
     Raises ConfigError if no folder can be created.
     """
     try:
-        claimed = _claimed(environ)
+        claim_of_run = _claim_run_folder(environ)
     except OSError as error:
         raise ConfigError(f"no folder for temporary files can be created: {error}") from error
-    before = tempfile.tempdir
+    tempfile_before = tempfile.tempdir
     variable_before = os.environ.get(_TMPDIR)
-    tempfile.tempdir = str(claimed.folder)
-    os.environ[_TMPDIR] = str(claimed.folder)
+    tempfile.tempdir = str(claim_of_run.folder)
+    os.environ[_TMPDIR] = str(claim_of_run.folder)
     try:
-        yield claimed.folder
+        yield claim_of_run.folder
     finally:
-        tempfile.tempdir = before
+        tempfile.tempdir = tempfile_before
         if variable_before is None:
             del os.environ[_TMPDIR]
         else:
             os.environ[_TMPDIR] = variable_before
-        claimed.give_back()
+        claim_of_run.give_back()
 
 
-def _claimed(environ: Mapping[str, str]) -> Claim:
+def _claim_run_folder(environ: Mapping[str, str]) -> Claim:
     """Claim a folder for this server's temporary files, and delete those of servers that have
     ended.
     """
-    shared = Path(tempfile.gettempdir())
-    for place in {shared, SHORT_FOLDER}:
-        sweep(place, prefix=CLAIM_PREFIX)
+    shared_parent = Path(tempfile.gettempdir())
+    for parent in {shared_parent, SHORT_FOLDER}:
+        sweep(parent, prefix=CLAIM_PREFIX)
     try:
-        place = caches_folder(environ) / "run"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sweep(place, prefix=CLAIM_PREFIX)
-        return claim(place, prefix=CLAIM_PREFIX)
+        parent = caches_folder(environ) / "run"
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sweep(parent, prefix=CLAIM_PREFIX)
+        return claim(parent, prefix=CLAIM_PREFIX)
     except (OSError, RuntimeError) as error:  # read-only, full, no locks; or no home
         logger.info(
             "temporary files are put in %s, because the usual folder cannot be used: %s",
-            shared,
+            shared_parent,
             error,
         )
-        return claim(shared, prefix=CLAIM_PREFIX)
+        return claim(shared_parent, prefix=CLAIM_PREFIX)

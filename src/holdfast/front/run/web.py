@@ -49,7 +49,7 @@ from holdfast.front.telemetry.traces import open_traces
 from holdfast.models.download import hub_cache_folder
 from holdfast.store.folder import is_folder
 
-PROGRAM = "caffeinate"  # part of macOS
+KEEP_AWAKE_PROGRAM = "caffeinate"  # part of macOS
 # how long to stay awake after a request: an agent's next request follows soon, so that one run of
 # the program lasts for a whole conversation
 LINGER_SECONDS = 5.0
@@ -66,35 +66,39 @@ class Awake:
     def __init__(
         self, *, platform: str = sys.platform, linger_seconds: float = LINGER_SECONDS
     ) -> None:
-        self._program = shutil.which(PROGRAM) if platform == "darwin" else None
+        # path of the program; None: other systems, or it does not start
+        self._program = shutil.which(KEEP_AWAKE_PROGRAM) if platform == "darwin" else None
         self._linger_seconds = linger_seconds
-        self._child: subprocess.Popen[bytes] | None = None
-        self._end: asyncio.TimerHandle | None = None
+        self._program_process: subprocess.Popen[bytes] | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
 
-    def running(self, requests: int) -> None:
-        """Note the new number of running requests."""
+    def note_running(self, requests: int) -> None:
+        """Keep the machine awake while `requests`, the number of running requests, is above 0."""
         if self._program is None:
             return
-        if self._end is not None:
-            self._end.cancel()
-            self._end = None
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+            self._close_timer = None
         if requests:
-            self._begin(self._program)
-        elif self._child is not None:
-            self._end = asyncio.get_running_loop().call_later(self._linger_seconds, self.close)
+            self._keep_awake(self._program)
+        elif self._program_process is not None:
+            self._close_timer = asyncio.get_running_loop().call_later(
+                self._linger_seconds, self.close
+            )
 
     def close(self) -> None:
         """Let the machine sleep."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._child = None
+        if self._program_process is not None:
+            self._program_process.kill()
+            self._program_process.wait()
+            self._program_process = None
 
-    def _begin(self, program: str) -> None:
-        if self._child is not None and self._child.poll() is None:
+    def _keep_awake(self, program: str) -> None:
+        """Start the program unless it runs."""
+        if self._program_process is not None and self._program_process.poll() is None:
             return
         try:  # -i: prevents idle sleep; -w: exits with this process
-            self._child = subprocess.Popen(
+            self._program_process = subprocess.Popen(
                 [program, "-i", "-w", str(os.getpid())], stdin=subprocess.DEVNULL
             )
         except OSError as error:
@@ -105,9 +109,10 @@ class Awake:
 class ReloadedCatalog:
     """Reloads the catalog of models, on a thread, because it may search many folders."""
 
-    def __init__(self, read: Callable[[], Catalog], residency: Residency) -> None:
-        """read: reads the catalog; may raise ConfigError and ModelLoadError."""
-        self._read, self._residency = read, residency
+    def __init__(self, read_catalog: Callable[[], Catalog], residency: Residency) -> None:
+        """read_catalog: may raise ConfigError and ModelLoadError."""
+        self._read_catalog = read_catalog
+        self._residency = residency
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -121,7 +126,7 @@ class ReloadedCatalog:
         """Read the catalog again and serve it. Concurrent calls run one after another."""
         async with self._lock:
             try:
-                catalog = await asyncio.to_thread(self._read)
+                catalog = await asyncio.to_thread(self._read_catalog)
             except (ConfigError, ModelLoadError) as error:
                 _log.error("the catalog is not reloaded: %s", error)
                 return
@@ -133,9 +138,9 @@ def _begin_reading_tokenizers(bundles: Bundles, residency: Residency) -> None:
     """Begin to read the tokenizers of the models that are loaded at the start."""
     for name in residency.catalog.at_start:
         bundles.begin(name)
-    first = residency.catalog.entries[0].name
-    if first in residency.catalog.at_start:  # the server exits if this tokenizer is broken
-        bundles.awaited.add(first)
+    first_model = residency.catalog.entries[0].name
+    if first_model in residency.catalog.at_start:  # the server exits if this tokenizer is broken
+        bundles.awaited.add(first_model)
 
 
 def build_application(
@@ -156,7 +161,7 @@ def build_application(
     )
     residency.on_changed_entry = bundles.forget
     _begin_reading_tokenizers(bundles, residency)
-    reloaded = ReloadedCatalog(partial(catalog_of, settings, os.environ), residency)
+    reloaded_catalog = ReloadedCatalog(partial(catalog_of, settings, os.environ), residency)
     images = ImageIntake(images_folder(settings.store.folder), settings.images)
     gateway = Gateway(residency.lease, bundles, settings.limits, settings.tools, images=images)
     metrics = Metrics(loop_tick_seconds=settings.server.loop_tick_seconds)
@@ -170,7 +175,7 @@ def build_application(
                 residency,
                 cache=hub_cache_folder(os.environ),
                 with_code=settings.model.trust_remote_code,
-                read_again=reloaded.reload_now,
+                reload_catalog=reloaded_catalog.reload_now,
             ),
             statuses=residency.statuses,
             statistics=residency.statistics,
@@ -178,7 +183,7 @@ def build_application(
             awaited_tokenizers=bundles.awaited,
         ),
         answers=Answers(
-            active=ActiveRequests(on_change=Awake().running),
+            active=ActiveRequests(on_change=Awake().note_running),
             responses=ResponseStore(store, settings.responses),
         ),
         access=Access(
@@ -194,13 +199,14 @@ def build_application(
         images=images,
     )
     app = create_application(services, dialects=dialects)
-    app.state.bundles, app.state.reloaded_catalog = bundles, reloaded
+    app.state.bundles = bundles
+    app.state.reloaded_catalog = reloaded_catalog
     return app
 
 
 def _history_file(settings: Settings, history: PerformanceHistory) -> HistoryFile | None:
-    """The file of the history, opened; None if the user lacks a home folder for it, or if the next
-    server has another port.
+    """The history of performance on disk, opened. None if the user lacks a home folder, or if the
+    port is random: the next server, with another port, could not find the file.
     """
     if settings.server.port == 0:
         return None

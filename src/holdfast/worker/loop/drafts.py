@@ -58,7 +58,9 @@ class RecentAnswers:
         """Remember the answer to a request, unless it must not be kept."""
         if not request.is_kept or len(answer) < _LEAST_REMEMBERED:
             return
-        answers = self._by_beginning.first(_prompt_beginning(request), deque(maxlen=_MOST_ANSWERS))
+        answers = self._by_beginning.get_or_put(
+            _prompt_beginning(request), deque(maxlen=_MOST_ANSWERS)
+        )
         answers.append(TokenIds.of(answer[:_MOST_OTHER_TOKENS]))
 
     def of_similar_prompts(self, request: SequenceRequest) -> list[TokenIds]:

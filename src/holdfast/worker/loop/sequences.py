@@ -17,9 +17,9 @@ from holdfast.wire.events import (
     Event,
     Finished,
     FinishReason,
+    PrefillFinished,
     PromptRead,
     Rejected,
-    Started,
     Timings,
     TokenLogprob,
     TokensGenerated,
@@ -329,7 +329,7 @@ class Ledger:
     def generate(
         self, sequence: LiveSequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
     ) -> None:
-        """Emit generated tokens; a Started event precedes the first one."""
+        """Emit generated tokens; `PrefillFinished` precedes the first ones."""
         now = self.clock()
         if not sequence.answer.token_ids:
             self._emit_started(sequence, now=now)
@@ -380,7 +380,7 @@ class Ledger:
 
     def _emit_started(self, sequence: LiveSequence, *, now: float) -> None:
         self.emit(
-            Started(
+            PrefillFinished(
                 request_id=sequence.id,
                 memory=sequence.start.report or CacheReport(),
                 timings=sequence.times.sum_up(now),
