@@ -89,11 +89,13 @@ class StepOperations:
     """Computes the operations of a model's steps. This default calls MLX's own operations."""
 
     def share(self, offset: mx.array) -> mx.array:
-        """Tell that the positions of the step's rows are these, and do not change. Returns them."""
+        """Announce the positions of the step's rows, int [rows], which every layer will get. A subclass
+        may return an array for which it reuses what it computes from them. Returns them.
+        """
         return offset
 
     def step(self) -> AbstractContextManager[None]:
-        """A step is laid out within this block."""
+        """A context within which one step is laid out."""
         return nullcontext()
 
 
@@ -199,7 +201,9 @@ class Backend:
     # -- weights
 
     def stored_refused(self) -> str:
-        """Why no layer can compute with its stored weights; empty if layers can."""
+        """Why the backend cannot compute layers from their weights as stored in the file (for example
+        quantized); empty if it can.
+        """
         return "MLX computes all layers"
 
     def keeps_stored(self, module: Module) -> bool:
