@@ -42,7 +42,7 @@ from holdfast.errors import ModelLoadError
 from holdfast.wire.requests import RequestId
 
 _ATTENTION = "scaled_dot_product_attention"
-_ORIGINAL_ATTENTION = "_holdfast_original_attention"
+_ORIGINAL = "_holdfast_original_attention"
 HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 _PACKAGE = "mlx_lm"
 _TOKENIZERS = "mlx_lm.tokenizer_utils"
@@ -103,7 +103,7 @@ def _with_hook(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
             return attended
         return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 
-    setattr(scaled_dot_product_attention, _ORIGINAL_ATTENTION, original)
+    setattr(scaled_dot_product_attention, _ORIGINAL, original)
     return scaled_dot_product_attention
 
 
@@ -113,7 +113,7 @@ def install(models: str = "mlx_lm.models") -> None:
     """
     base = importlib.import_module(f"{models}.base")
     original = getattr(base, _ATTENTION)
-    if hasattr(original, _ORIGINAL_ATTENTION):
+    if hasattr(original, _ORIGINAL):
         return
     hook = _with_hook(original)
     for name, module in list(sys.modules.items()):
