@@ -49,7 +49,7 @@ class _ImagePrompt:
         token_ids: list[int] = []
         spans = []
         for text, layout in zip(_TEXTS, layouts, strict=False):
-            token_ids += (*images.text_tokens(text), *images.before)
+            token_ids += (*images.text_tokens(text), *images.marker_tokens)
             spans.append(ImageSpan(start=len(token_ids), layout=layout))
             token_ids += layout.token_ids
         return _ImagePrompt(
