@@ -360,6 +360,7 @@ class SequenceConstraint:
     failure: str = field(default="", init=False)  # why no token can be generated any more
 
     def add(self, token_id: int) -> None:
+        """Add the next token. If the grammar does not allow it, `failure` is set."""
         if self.meter is not None:
             self.meter.add(token_id)
         if self.matcher is not None and not self.failure and not self.matcher.add(token_id):

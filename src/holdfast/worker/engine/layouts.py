@@ -273,6 +273,7 @@ class SplitRunner(Runner):
         }[gather_mask_dimensions]
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        """One forward pass for all decoding rows, and one for each other span."""
         decoding = [each for each in spans if each.is_row]
         groups = [decoding] if decoding else []
         logits = [self._decode(decoding, context)] if decoding else []
@@ -283,6 +284,7 @@ class SplitRunner(Runner):
         return _combine_results(spans, groups, logits)
 
     def _decode(self, spans: list[SequenceSpan], context: StepContext) -> StepLogits:
+        """One forward pass for decoding sequences, with one token each."""
         offset = self._operations.share(mx.array([each.span.start for each in spans]))
 
         def view_of_kv(layers: Sequence[LayerKV]) -> RowsView | GatherView:
@@ -294,6 +296,7 @@ class SplitRunner(Runner):
         return self._pass(token_ids_of(spans)[:, None], caches, spans)
 
     def _prefill(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+        """One forward pass for a chunk of a prompt, or for a decoding span that verifies a draft."""
         context = _context_for(span, context)
         if self._gather_mask_dimensions is not None:  # attention does not go through the hook
             context = replace(context, composes_attention=False, attends_to_parts=False)

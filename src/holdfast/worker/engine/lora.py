@@ -118,6 +118,7 @@ class AdaptedLinear:
     def added(
         self, adapter: str, method: str, x: mx.array, y: mx.array, *args: Any, **kwargs: Any
     ) -> mx.array:
+        """The output `y` for the input `x`, [..., inputs], changed by one adapter. Lazy."""
         low_rank = self._by_adapter.get(adapter)
         if low_rank is None:
             return y
@@ -169,6 +170,10 @@ class AdaptedExperts:
         indices: mx.array,
         sorted_indices: bool = False,
     ) -> mx.array:
+        """The experts' output `y` for `x`, changed by one adapter. Lazy.
+
+        indices, sorted_indices: which experts get which rows, as for `mx.gather_mm`.
+        """
         low_rank = self.parts.get(adapter)
         if low_rank is None:
             return y
@@ -193,6 +198,9 @@ class AdaptedEmbedding:
     can_mix: bool = False
 
     def added(self, adapter: str, method: str, x: mx.array, y: mx.array) -> mx.array:
+        """The output `y`, changed by one adapter: of the output head if `method` is "as_linear",
+        otherwise of looking up the token ids `x`. Lazy.
+        """
         low_rank = self.parts.get(adapter)
         if low_rank is None:
             return y
@@ -512,6 +520,7 @@ def _is_embedding(module: Any) -> bool:
 
 
 def _is_experts(module: Any) -> bool:
+    """Whether a module has the weights of a layer's experts, in mlx-lm's classes."""
     mlx_lm_hooks.prepare()
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 

@@ -160,6 +160,7 @@ class ProjectionHook:
     """
 
     def __init__(self, model: Any) -> None:
+        """Hook into the model's output head, or into its embedding if that is also the head."""
         self._model = model
         self._rows: mx.array | None = None  # int32: the rows to project; None: all
         self._deferred_rows: mx.array | None = None  # int32: the rows to project later

@@ -470,6 +470,7 @@ class _Reference:
     def __init__(
         self, model: Any, cases: tuple[_ProbeSequence, ...], adapters: Adapters | None = None
     ) -> None:
+        """cases: the sequences. adapters: those of the model, if the cases use adapters."""
         self.cases = cases
         self._model = model
         self._expected = [_expected_logits(model, case, adapters) for case in cases]

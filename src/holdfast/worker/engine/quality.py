@@ -79,6 +79,7 @@ class _Tally:
     bytes_per_token: int = 0
 
     def quality(self, form: str) -> FormQuality:
+        """The figures of the whole text. form: the name of the form."""
         return FormQuality(
             form=form,
             perplexity=math.exp(float(np.concatenate(self.surprise).mean())),

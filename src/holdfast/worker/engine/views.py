@@ -255,6 +255,9 @@ class RowsView(KVView):
         offset: mx.array,
         context: StepContext,
     ) -> None:
+        """layers: this layer of each sequence. tokens: the length of each sequence's span. offset: the
+        position of each row, int32 [rows].
+        """
         self._layers = layers
         self._tokens = tokens
         self._context = context

@@ -183,6 +183,7 @@ class FullKV(LayerKV):
         return self._copy_stored(start, end)
 
     def freeze(self) -> None:
+        """Turn the tail into a frozen part, merge short parts, and release unused capacity. Lazy."""
         if not self.can_share:  # one part, until `reserve` turns it into a tail again
             if self._unused_tail_tokens * _UNUSED_SHARE_WHOLE > self._end:
                 self._buffers = new_buffers(
@@ -214,6 +215,7 @@ class FullKV(LayerKV):
                 part.shrink()
 
     def fork(self, tokens: int) -> Self:
+        """A state for another sequence that holds the same frozen parts up to `tokens` tokens."""
         assert tokens <= self._frozen_tokens, (
             f"{tokens} of {self._frozen_tokens} frozen tokens cannot be shared"
         )
@@ -249,6 +251,9 @@ class FullKV(LayerKV):
         self.tokens = self._end = 0
 
     def share_prefix(self, other: LayerState, tokens: int) -> None:
+        """Hold the other state's parts for the first `tokens` tokens, which are equal and frozen in
+        both, in place of this state's own. Lazy.
+        """
         assert isinstance(other, FullKV)
         assert tokens <= min(self._frozen_tokens, other._frozen_tokens), (
             f"{tokens} tokens are not frozen in both"
@@ -296,6 +301,7 @@ class FullKV(LayerKV):
             yield self._stored_in(part), low, high
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of the last `count` tokens; copied if they are in several buffers."""
         pairs = self.parts(count)
         if len(pairs) == 1:
             return pairs[0]
@@ -305,6 +311,7 @@ class FullKV(LayerKV):
         return tokens <= self.tokens
 
     def rewind(self, tokens: int) -> None:
+        """Drop the last `tokens` tokens, from the tail first."""
         dropped_frozen_tokens = max(0, tokens - self._end)
         super().rewind(tokens)
         self._end = max(0, self._end)
@@ -320,6 +327,9 @@ class FullKV(LayerKV):
         return keys_and_values(self._copy_stored(start, end))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
+        """Append a block, a pair of arrays, after which the state has `end` tokens. Lazy. Raises
+        SnapshotMismatch if the block has another length.
+        """
         keys = next(arrays)
         values = next(arrays)
         if {keys.shape[2], values.shape[2]} != {end - self.tokens}:
@@ -363,6 +373,7 @@ class FullKV(LayerKV):
     def _pair_of_run(
         self, part: FrozenPart | None, low: int, high: int
     ) -> tuple[mx.array, mx.array]:
+        """Keys and values of tokens `low` to `high` of a part (None: of the tail); copies nothing."""
         if part is not None and low == 0:
             return part.first(high)
         return keys_and_values(self._stored_in(part), start=low, end=high)

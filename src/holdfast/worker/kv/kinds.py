@@ -29,6 +29,7 @@ class Composite(Layer):
         return Composite(tuple(part.with_leaves(leaves) for part in self.parts))
 
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
+        """A tuple of the views of all parts, as the model's `CacheList` has them."""
         parts = zip(*(layer.parts for layer in layers), strict=True)
         return tuple(
             states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in parts

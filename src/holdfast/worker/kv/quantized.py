@@ -261,6 +261,9 @@ class QuantizedKV(LayerKV):
     def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
+        """Yield the last `tokens` tokens block by block (LayerKV.attention_ranges): those of one block
+        see the same tokens quantized, here dequantized, and their own block in native form.
+        """
         first_position = self.tokens - tokens
         dequantized_runs = self._dequantized_runs(self._block_start(self.tokens - 1))
         position = first_position
@@ -304,12 +307,16 @@ class QuantizedKV(LayerKV):
         return keys_and_values(stored)
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of the last `count` tokens, those of earlier blocks dequantized. Lazy."""
         if count == 0:
             return keys_and_values(self._buffers, end=0)
         keys, values = joined(self.parts(count))
         return keys, values
 
     def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+        """Yield where the last `count` tokens are stored, oldest first: codes of earlier blocks, then
+        the native buffers, each with the start and the end within them.
+        """
         start = self.tokens - count
         block_start = self._block_start(self.tokens - 1)
         position = 0
@@ -323,6 +330,9 @@ class QuantizedKV(LayerKV):
     # -- go back, share
 
     def can_rewind(self, tokens: int) -> bool:
+        """Whether the last tokens can be dropped: the block that then is the current one must be empty
+        or still be in the buffers in native form.
+        """
         remaining_tokens = self.tokens - tokens
         return remaining_tokens >= 0 and (
             remaining_tokens == self._block_start(remaining_tokens)
@@ -340,6 +350,7 @@ class QuantizedKV(LayerKV):
         return tokens if block_start >= self._codes_state.tokens else block_start
 
     def rewind(self, tokens: int) -> None:
+        """Drop the last `tokens` tokens, and the codes of the block that is then the current one."""
         assert self.can_rewind(tokens), f"{tokens} tokens cannot be dropped"
         self.tokens -= tokens
         excess = self._codes_state.tokens - self._block_start(self.tokens)
@@ -353,6 +364,7 @@ class QuantizedKV(LayerKV):
         return self._codes_state.frozen_tokens
 
     def freeze(self) -> None:
+        """Freeze the codes, and shrink the buffers to the native tokens. Lazy."""
         self._codes_state.freeze()
         if self._buffers:
             native_tokens = self.tokens - self._codes_state.tokens
@@ -370,6 +382,9 @@ class QuantizedKV(LayerKV):
         return self._codes_state.frozen_version
 
     def fork(self, tokens: int) -> Self:
+        """A state for another sequence that shares the codes of the first `tokens` tokens, and has
+        copies of the native ones. Lazy.
+        """
         quantized_tokens = min(self._block_start(tokens), self._codes_state.tokens)
         fork = type(self)(
             self._bits,
@@ -384,6 +399,7 @@ class QuantizedKV(LayerKV):
         return fork
 
     def share_prefix(self, other: LayerState, tokens: int) -> None:
+        """Share the codes of the first tokens with another state, as far as both have frozen them."""
         assert isinstance(other, QuantizedKV)
         shared_tokens = min(
             tokens, self._codes_state.frozen_tokens, other._codes_state.frozen_tokens
@@ -410,6 +426,9 @@ class QuantizedKV(LayerKV):
         return self._as_pair(runs[0] if len(runs) == 1 else joined(runs))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
+        """Append a block of codes or of native keys and values, after which the state has `end` tokens.
+        Lazy. Raises SnapshotMismatch if an array has another length.
+        """
         own_arrays = [next(arrays)]
         is_native = own_arrays[0].dtype != mx.uint32
         own_arrays += [next(arrays) for _ in range(1 if is_native else 2 * ARRAYS_OF_CODES - 1)]
@@ -456,6 +475,7 @@ class QuantizedKV(LayerKV):
         yield from self._buffers
 
     def bytes_per_token(self) -> int:
+        """Bytes of codes, scales and biases (2 bytes each) per token."""
         return sum(
             form.heads * (form.dimension * bits // 8 + form.dimension // _group_size(form) * 4)
             for form, bits in zip(self._form, self._bits, strict=True)

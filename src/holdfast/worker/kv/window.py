@@ -34,6 +34,7 @@ class WindowKV(LayerKV):
         self._most_earlier_tokens = window - 1  # how many earlier tokens a query sees at most
 
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
+        """Add the next tokens. Until `trim`, the buffers also keep what the first of them sees."""
         new_tokens = arrays[0].shape[2]
         if not self._buffers or self._end + new_tokens > self._buffers[0].shape[2]:
             self._reallocate(
@@ -86,6 +87,7 @@ class WindowKV(LayerKV):
         return tuple(map(copied, self.last(self.visible(self.tokens))))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
+        """Restore keys and values that were copied after `end` tokens. Lazy. Raises SnapshotMismatch."""
         keys = next(arrays)
         values = next(arrays)
         if keys.shape[2] != self.visible(end):
@@ -124,6 +126,9 @@ class ChunkKV(WindowKV):
     def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
+        """Yield the last `tokens` tokens, divided at the borders of chunks, each range with the keys
+        and values of its chunk. window: ignored.
+        """
         first_position = self.tokens - tokens
         for start in range(
             first_position - first_position % self._chunk_tokens, self.tokens, self._chunk_tokens

@@ -59,6 +59,7 @@ class ImageFile:
     """The output of a model's processor for an image, in an anonymous file."""
 
     def __init__(self, done: ImageDone, file: BinaryIO) -> None:
+        """file: has the arrays; this object closes it."""
         self.layout: ImageLayout = done.layout
         self.nbytes = done.nbytes
         self._inputs = done.inputs
@@ -142,18 +143,21 @@ class ImageProcess:
         return None if self._process is None else self._process.pid
 
     def begin(self, image: str, *, max_pixels: int | None) -> None:
+        """Queue an image, unless it is queued or being processed already."""
         queued = (self._current, *self._waiting)
         if all(each is None or each.image != image for each in queued):
             self._waiting.append(_QueuedImage(image, max_pixels))
             self._advance()
 
     def results(self) -> Sequence[tuple[str, ImageResult]]:
+        """The results since the last call. Does not wait."""
         self._advance()
         results = self._results
         self._results = []
         return results
 
     def close(self) -> None:
+        """Kill the process, and forget all images."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -333,6 +337,7 @@ class _Process:
         return outcome
 
     def kill(self) -> None:
+        """Kill the process. Waits for its end, but not for long."""
         self._process.kill()
         with contextlib.suppress(
             subprocess.TimeoutExpired

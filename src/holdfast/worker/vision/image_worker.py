@@ -181,6 +181,7 @@ def unpacked(inputs: Mapping[str, Packed], data: memoryview) -> dict[str, Any]:
 
 
 def _unpack(packed: Packed, data: memoryview) -> Any:
+    """The inverse of `_pack`. data: the file of the task."""
     if isinstance(packed, PackedList):
         return [_unpack(each, data) for each in packed.items]
     if isinstance(packed, PackedPlain):
