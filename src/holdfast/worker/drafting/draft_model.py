@@ -216,8 +216,8 @@ class DraftModel:
         cached: DraftState | None,
         shared_tokens: int,
     ) -> LiveState:
-        """Open a sequence that takes over the first `shared` tokens of a kept state, or those before
-        the checkpoint if the state cannot go back to them.
+        """Open a sequence that takes over the first `shared_tokens` tokens of a kept state, or those
+        before the checkpoint if the state cannot go back to them. cached: the kept state; None: none.
         """
         base = None
         snapshots: tuple[Snapshot, ...] = ()

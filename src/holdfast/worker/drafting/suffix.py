@@ -115,9 +115,9 @@ class SuffixDrafter:
                 self._tokens.append(_SEPARATOR)
         self._sequence_start = len(self._tokens)
         self._tokens.frombytes(prompt.packed)
-        # The places after each pair of tokens (two tokens in one number): the latest one, and for each
-        # place, the one before it of the same pair (0: none). The length of `_earlier` is one more than
-        # the number of indexed tokens.
+        # The places after each pair of tokens (two tokens in one number): the latest one, and for
+        # each place, the one before it of the same pair (0: none). The length of `_earlier` is one
+        # more than the number of indexed tokens.
         self._latest: dict[int, int] = {}
         self._earlier = array("i", (0, 0))
         # where the drafted tokens begin, and how many tokens before that place agree with the last

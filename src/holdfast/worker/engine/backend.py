@@ -89,8 +89,8 @@ class StepOperations:
     """Computes the operations of a model's steps. This default calls MLX's own operations."""
 
     def share(self, offset: mx.array) -> mx.array:
-        """Announce the positions of the step's rows, int [rows], which every layer will get. A subclass
-        may return an array for which it reuses what it computes from them. Returns them.
+        """Announce the positions of the step's rows, int [rows], which every layer will get. A
+        subclass may return an array for which it reuses what it computes from them. Returns them.
         """
         return offset
 
@@ -201,8 +201,8 @@ class Backend:
     # -- weights
 
     def stored_refused(self) -> str:
-        """Why the backend cannot compute layers from their weights as stored in the file (for example
-        quantized); empty if it can.
+        """Why the backend cannot compute layers from their weights as stored in the file (for
+        example quantized); empty if it can.
         """
         return "MLX computes all layers"
 

@@ -86,8 +86,8 @@ def _is_right_for(tokens: int) -> bool:
 def _keys_and_values_of_run(
     buffers: Sequence[mx.array], kv_heads: int, low: int, high: int
 ) -> tuple[list[mx.array], list[mx.array]]:
-    """The arrays of the keys, and those of the values, of tokens `low` to `high` of these buffers: one
-    array each, or codes, scales and biases.
+    """The arrays of the keys, and those of the values, of tokens `low` to `high` of these buffers:
+    one array each, or codes, scales and biases.
     """
     arrays = [array[:, :, low:high] for array in buffers]
     if arrays[0].shape[1] == 2 * kv_heads:  # the heads of the keys, then those of the values

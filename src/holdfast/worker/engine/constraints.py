@@ -76,8 +76,8 @@ class GrammarMatcher:
         end_token_id: int,
         request_end_token_ids: tuple[int, ...],
     ) -> None:
-        """end_token_id: an end token of the tokenizer. request_end_token_ids: further tokens that end
-        this answer, which llguidance does not know; they are treated like `end_token_id`.
+        """end_token_id: an end token of the tokenizer. request_end_token_ids: further tokens that
+        end this answer, which llguidance does not know; they are treated like `end_token_id`.
         """
         self._matcher = matcher
         self._tokenizer = tokenizer

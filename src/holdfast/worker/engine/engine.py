@@ -313,9 +313,9 @@ class Engine:
             yield from sorted(with_effects, key=lambda each: each[1].tokens, reverse=True)
 
     def quantize(self, request_id: RequestId) -> StateBytes:
-        """Quantize the keys and values of an open sequence to the form `AUTO_WHEN_SHORT`. From then on,
-        none of its state is copied for the prefix cache, because later keys and values depend on
-        when it was quantized. Waits for the device. No pending step may contain the sequence.
+        """Quantize the keys and values of an open sequence to the form `AUTO_WHEN_SHORT`. From then
+        on, none of its state is copied for the prefix cache, because later keys and values depend
+        on when it was quantized. Waits for the device. No pending step may contain the sequence.
 
         If the device fails, `is_state_valid` tells whether the sequence can continue.
         """
@@ -400,8 +400,8 @@ class Engine:
         """Copy the part of a sequence's state that is not copied yet, because the sequence is about
         to be closed: blocks, and then its state. Does not wait.
 
-        Returns None if the sequence is empty, or if its state is in mlx-lm's own cache objects, which
-        cannot be copied.
+        Returns None if the sequence is empty, or if its state is in mlx-lm's own cache objects,
+        which cannot be copied.
         """
         sequence = self._sequences[request_id]
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
@@ -479,7 +479,9 @@ class Engine:
     def has_unprepared_images(
         self, request: SequenceRequest, *, start: int, prepared: Container[str]
     ) -> bool:
-        """Whether a prompt has images after `start` that are not in `prepared` and have no features."""
+        """Whether a prompt has images after `start` that are not in `prepared` and have no
+        features.
+        """
         if self.images is None or not request.images:
             return False
         return bool(self.images.unprepared(request, start=start, prepared=prepared))

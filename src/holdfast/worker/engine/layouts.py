@@ -1,9 +1,9 @@
 """The three ways (layouts) to run the spans of a step as forward passes: `rows`, `split` and `solo`.
 The probe chooses one for each model.
 
-A runner returns the logits of the spans that need a sampled token, in the order of the spans. It gives
-the model views (`views.py`) of the sequences' states in place of mlx-lm's caches.
-The logits that score the tokens of a prompt are computed later (`DeferredLogits`).
+A runner returns the logits of the spans that need a sampled token, in the order of the spans. It
+gives the model views (`views.py`) of the sequences' states in place of mlx-lm's caches. The logits
+that score the tokens of a prompt are computed later (`DeferredLogits`).
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class Runner(ABC):
         return ""
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """Lay out the forward passes of a step. Lazy unless `StepLogits.is_computed`. Their tokens are
-        appended to the sequences' states. Raises the errors of the model in this layout.
+        """Lay out the forward passes of a step. Lazy unless `StepLogits.is_computed`. Their tokens
+        are appended to the sequences' states. Raises the errors of the model in this layout.
         """
         with self._operations.step():
             return self._forward(spans, context)

@@ -143,7 +143,9 @@ class AdaptedLinear:
         return self._scaled(adapted, factor.astype(x.dtype))
 
     def _scaled(self, adapted: mx.array, factor: mx.array) -> mx.array:
-        """Scale an output by DoRA's factors, except for the layer's bias. factor: [outputs] or as y."""
+        """Scale an output by DoRA's factors, except for the layer's bias. factor: [outputs] or as
+        y.
+        """
         return (
             factor * adapted if self._bias is None else factor * adapted + (1 - factor) * self._bias
         )

@@ -332,8 +332,8 @@ def mlx_lm_version() -> str:
 
 
 def _register_stand_in() -> None:
-    """Register an empty package in place of mlx-lm, which runs the real `__init__` when an attribute
-    is needed. Raises ModelLoadError if mlx-lm is not installed.
+    """Register an empty package in place of mlx-lm, which runs the real `__init__` when an
+    attribute is needed. Raises ModelLoadError if mlx-lm is not installed.
     """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.submodule_search_locations is None or spec.loader is None:

@@ -182,11 +182,14 @@ def _first_right_runner(model: Any, vocab_size: int, wanted_layout: str) -> Runn
     ):
         # Solo is mlx-lm's own code: in 16 bits, a near tie between experts can look like an error.
         solo = SoloRunner(model, None)
-        solo.reason = f"the last resort, because no layout is within the tolerance: {_reason_for_choice(trials)}"
+        solo.reason = (
+            "the last resort, because no layout is within the tolerance: "
+            f"{_reason_for_choice(trials)}"
+        )
         return solo
     raise ModelLoadError(
-        f"no layout{'' if wanted_layout == 'auto' else f' {wanted_layout!r}'} runs this model correctly: "
-        f"{_reason_for_choice(trials)}"
+        f"no layout{'' if wanted_layout == 'auto' else f' {wanted_layout!r}'} runs this model "
+        f"correctly: {_reason_for_choice(trials)}"
     )
 
 
@@ -506,8 +509,8 @@ class _Reference:
         return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
 
     def hidden_size_of(self, head: ProjectionHook) -> int:
-        """The size of the hidden states of rows whose projection the hook can defer; 0 if it cannot, or
-        if projecting them later does not give the model's logits.
+        """The size of the hidden states of rows whose projection the hook can defer; 0 if it
+        cannot, or if projecting them later does not give the model's logits.
         """
         ids = mx.array([self.cases[1].tokens])
         with head.selecting(None, deferred=mx.arange(ids.size)):
@@ -672,8 +675,8 @@ def _spans(case: _ProbeSequence, request_id: str, boundaries: Iterable[int]) -> 
 def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...]:
     """Warnings if this model's attention over long contexts is wrong on this device; else empty.
 
-    Device thread only. force: check even if MLX has no fused kernels here; only fused kernels differ
-    between short and long contexts.
+    Device thread only. force: check even if MLX has no fused kernels here; only fused kernels
+    differ between short and long contexts.
     """
     if in_use().composes_attention and not force:
         return ()
@@ -748,8 +751,8 @@ def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
 
 
 def _target_keys(queries_per_call: int, *, visible_keys: int) -> list[int]:
-    """The index of the key that each query shall attend to. Half of them are at the boundaries or the
-    last key; the other half is spread evenly over the keys that all queries see.
+    """The index of the key that each query shall attend to. Half of them are at the boundaries or
+    the last key; the other half is spread evenly over the keys that all queries see.
 
     queries_per_call: the number of keys returned is a multiple of this.
     """

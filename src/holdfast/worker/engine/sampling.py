@@ -353,9 +353,9 @@ def sample(
 ) -> SampledRows:
     """Sample a token for each row. Changes neither `logits` nor `rows`; lazy unless numpy samples.
 
-    logits: [R, vocab], any float dtype, R = len(rows) ≥ 1. is_computed: whether they are evaluated, on
-    a CPU. Then numpy finds the maxima and samples greedy rows, because building and launching an MLX
-    graph for one operation takes longer.
+    logits: [R, vocab], any float dtype, R = len(rows) ≥ 1. is_computed: whether they are evaluated,
+    on a CPU. Then numpy finds the maxima and samples greedy rows, because building and launching an
+    MLX graph for one operation takes longer.
     """
     if any(row.edits is not None for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)

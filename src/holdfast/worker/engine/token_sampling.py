@@ -4,8 +4,8 @@ depend only on (seed, position).
 With top-k, the token is sampled from k candidates. Without top-k, it is sampled from the whole
 vocabulary, and the filters are one threshold per row. Scaled logits are (logit - max) /
 temperature, and weights are their exponentials: the likeliest token has weight 1. `peaks` are the
-maxima of the rows. A token is chosen as the largest sum of scaled logit and Gumbel noise (Gumbel-max
-trick), which gives each token the probability of the softmax.
+maxima of the rows. A token is chosen as the largest sum of scaled logit and Gumbel noise
+(Gumbel-max trick), which gives each token the probability of the softmax.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ A view implements the part of mlx-lm's cache protocol that models use: `offset`,
 live for one step. None defines `__len__`: an empty view would be falsy, and models would skip the
 mask.
 
-A position is visible to a token if the token attends to it, and a range of adjoining positions may be
-in several arrays (parts). Attention sinks (`sinks`, [heads]) are scores that take part in the softmax
-without a key; None: the model has none.
+A position is visible to a token if the token attends to it, and a range of adjoining positions may
+be in several arrays (parts). Attention sinks (`sinks`, [heads]) are scores that take part in the
+softmax without a key; None: the model has none.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _attention_spans(
     """Divide the last appended tokens of a sequence into ranges, oldest first, so that all tokens
     of a range attend to the same keys and values (apart from the causal mask and the window).
 
-    queries: those of these tokens, [1, heads, tokens, head_dim]. asked_window: the size of the sliding
-    window that the model asks for; None: no window.
+    queries: those of these tokens, [1, heads, tokens, head_dim]. requested_window: the sliding window
+    that the model asks for, in tokens; None: no window.
     """
     tokens = queries.shape[2]
     window = _smaller_window(requested_window, layer.window)
@@ -108,8 +108,8 @@ def _attend_rows(
 ) -> mx.array | None:
     """Attention of decoding sequences, one query each, by the backend; None if MLX computes it.
 
-    queries: scaled, [rows, heads, 1, head_dim]; returns [rows, heads, 1, value_dim]. asked_window:
-    the sliding window that the model asks for; None: no window.
+    queries: scaled, [rows, heads, 1, head_dim]; returns [rows, heads, 1, value_dim].
+    requested_window: the sliding window that the model asks for, in tokens; None: no window.
     """
     if not context.composes_attention:
         return None
@@ -145,7 +145,8 @@ def _attend_each(
     have already tried `_attend_rows`.
 
     queries: of each sequence, [1, heads, tokens, head_dim]; scale: the factor by which they still
-    have to be multiplied. asked_window: as in `_attend_rows`.
+    have to be multiplied. requested_window: the sliding window that the model asks for, in tokens;
+    None: no window.
     """
     results: dict[int, mx.array] = {}
     spans: dict[int, list[AttentionSpan]] = {}
@@ -255,8 +256,8 @@ class RowsView(KVView):
         offset: mx.array,
         context: StepContext,
     ) -> None:
-        """layers: this layer of each sequence. tokens: the length of each sequence's span. offset: the
-        position of each row, int32 [rows].
+        """layers: this layer of each sequence. tokens: the length of each sequence's span. offset:
+        the position of each row, int32 [rows].
         """
         self._layers = layers
         self._tokens = tokens

@@ -191,8 +191,8 @@ def _allowed_formats(
 
 
 def _cpu_supports(chosen: WeightFormat, module_type_names: set[str]) -> bool:
-    """Whether a CPU can compute a model of these modules in this format. Dequantized experts must be float32, because MLX's
-    `GatherMM` accepts no other format on a CPU.
+    """Whether a CPU can compute a model of these modules in this format. Dequantized experts must
+    be float32, because MLX's `GatherMM` accepts no other format on a CPU.
     """
     plain_experts = _PLAIN_EXPERTS in module_type_names or (
         _PACKED_EXPERTS in module_type_names and chosen.unpack_experts

@@ -10,8 +10,8 @@ is cut into blocks of tokens; the rest (windows, recurrent states) is saved as a
 checkpoint at one position. Snapshots are evaluated with the step that creates them, and restored
 into empty layers. Device thread only.
 
-A layer that grows keeps the keys and values of every token (`LayerState.grows`). Frozen tokens are in
-buffers that are never written to again, so that several states can hold them.
+A layer that grows keeps the keys and values of every token (`LayerState.grows`). Frozen tokens are
+in buffers that are never written to again, so that several states can hold them.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ class LiveState:
 
     @property
     def can_drop_last(self) -> bool:
-        """Whether the tokens of the last forward pass can always be dropped; if the state is quantized,
-        only those of the current block.
+        """Whether the tokens of the last forward pass can always be dropped; if the state is
+        quantized, only those of the current block.
         """
         return all(leaf.can_drop_last for leaf in self.leaves)
 

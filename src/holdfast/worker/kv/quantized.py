@@ -261,8 +261,8 @@ class QuantizedKV(LayerKV):
     def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
-        """Yield the last `tokens` tokens block by block (LayerKV.attention_ranges): those of one block
-        see the same tokens quantized, here dequantized, and their own block in native form.
+        """Yield the last `tokens` tokens block by block (LayerKV.attention_ranges): those of one
+        block see the same tokens quantized, here dequantized, and their own block in native form.
         """
         first_position = self.tokens - tokens
         dequantized_runs = self._dequantized_runs(self._block_start(self.tokens - 1))
@@ -314,8 +314,8 @@ class QuantizedKV(LayerKV):
         return keys, values
 
     def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
-        """Yield where the last `count` tokens are stored, oldest first: codes of earlier blocks, then
-        the native buffers, each with the start and the end within them.
+        """Yield where the last `count` tokens are stored, oldest first: codes of earlier blocks,
+        then the native buffers, each with the start and the end within them.
         """
         start = self.tokens - count
         block_start = self._block_start(self.tokens - 1)
@@ -330,8 +330,8 @@ class QuantizedKV(LayerKV):
     # -- go back, share
 
     def can_rewind(self, tokens: int) -> bool:
-        """Whether the last tokens can be dropped: the block that then is the current one must be empty
-        or still be in the buffers in native form.
+        """Whether the last tokens can be dropped: the block that then is the current one must be
+        empty or still be in the buffers in native form.
         """
         remaining_tokens = self.tokens - tokens
         return remaining_tokens >= 0 and (
@@ -426,8 +426,8 @@ class QuantizedKV(LayerKV):
         return self._as_pair(runs[0] if len(runs) == 1 else joined(runs))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Append a block of codes or of native keys and values, after which the state has `end` tokens.
-        Lazy. Raises SnapshotMismatch if an array has another length.
+        """Append a block of codes or of native keys and values, after which the state has `end`
+        tokens. Lazy. Raises SnapshotMismatch if an array has another length.
         """
         own_arrays = [next(arrays)]
         is_native = own_arrays[0].dtype != mx.uint32

@@ -87,7 +87,9 @@ class WindowKV(LayerKV):
         return tuple(map(copied, self.last(self.visible(self.tokens))))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        """Restore keys and values that were copied after `end` tokens. Lazy. Raises SnapshotMismatch."""
+        """Restore keys and values that were copied after `end` tokens. Lazy. Raises
+        SnapshotMismatch.
+        """
         keys = next(arrays)
         values = next(arrays)
         if keys.shape[2] != self.visible(end):
@@ -126,8 +128,8 @@ class ChunkKV(WindowKV):
     def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
-        """Yield the last `tokens` tokens, divided at the borders of chunks, each range with the keys
-        and values of its chunk. window: ignored.
+        """Yield the last `tokens` tokens, divided at the borders of chunks, each range with the
+        keys and values of its chunk. window: ignored.
         """
         first_position = self.tokens - tokens
         for start in range(

@@ -68,8 +68,8 @@ class FeatureCache:
         return features
 
     def add(self, image: str, features: ImageFeatures) -> bool:
-        """Keep the features of an image. Returns whether they are also on disk; a full or missing disk
-        is only logged.
+        """Keep the features of an image. Returns whether they are also on disk; a full or missing
+        disk is only logged.
         """
         self._put_in_ram(image, features)
         if self._folder is None:

@@ -3,9 +3,9 @@
 Images are decoded and processed in another process (`image_process.py`); only the vision tower runs
 here. Device thread only.
 
-An image is identified by its name, a hash in hexadecimal digits (`image` in the code). Its layout is
-the tokens that it takes in a prompt. It is unusable if its contents are refused, or if it could not be
-processed for another reason (it is then lost, until it is tried again).
+An image is identified by its name, a hash in hexadecimal digits (`image` in the code). Its layout
+is the tokens that it takes in a prompt. It is unusable if its contents are refused, or if it could
+not be processed for another reason (it is then lost, until it is tried again).
 """
 
 from __future__ import annotations

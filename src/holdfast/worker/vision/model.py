@@ -81,7 +81,7 @@ class SequenceImages:
 
     positions: of the prompt's tokens, for models that take positions. next_position: of the first
     generated token. features: of the images that are about to be prefilled, by their index in
-    `spans`. attend_both_ways: see `VisionModel.attends_both_ways`.
+    `spans`. attend_both_ways: whether the tokens of an image attend to each other in both directions.
     """
 
     spans: Sequence[ImageSpan]

@@ -73,8 +73,8 @@ class Processor:
         return outputs
 
     def _image_tokens(self, ids: list[int]) -> list[int]:
-        """The tokens of the image, without those of the text around it: from the first special token
-        to the last. Raises ImageUnusable if there is none.
+        """The tokens of the image, without those of the text around it: from the first special
+        token to the last. Raises ImageUnusable if there is none.
         """
         special_ids = set(self._processor.tokenizer.all_special_ids)
         special_ids |= set(self._processor.tokenizer.added_tokens_decoder)
