@@ -342,18 +342,19 @@ class Engine:
         Must not be called before the sampling of the previous step is laid out, because this step
         takes its tokens as input.
         """
-        assert all(states_after.unsampled_logits is None for states_after in self._under_way), (
+        assert all(step.unsampled_logits is None for step in self._under_way), (
             "the sampling of the previous step is not laid out yet"
         )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
         for span in plan.spans:
             self.provide_images(span)
         for each in spans:
+            # to return to if drafted tokens are rejected
             if each.span.drafted and self._runner.recomputes_accepted:
                 each.sequence.saved = each.sequence.live.saved()
         logits = self._runner.forward(spans, StepContext())
         for each in spans:
-            each.sequence.repeated = ()
+            each.sequence.repeated = ()  # this step computes them
             if each.sequence.images is not None:
                 each.sequence.images.forget_before(each.span.start + each.span.certain_tokens)
         pending = self._sample(spans, logits)
@@ -614,14 +615,14 @@ class Engine:
                 if each.ends_prompt:
                     pending.pooled[request_id] = sequence.embedding()
 
-    def _copy_due_state(self, each: SequenceSpan, pending: PendingStep) -> None:
+    def _copy_due_state(self, sequence_span: SequenceSpan, pending: PendingStep) -> None:
         """Count the span's tokens as part of the live state, and copy what is due for the cache."""
-        sequence = each.sequence
-        sequence.live.tokens = each.span.start + each.span.tokens
+        sequence = sequence_span.sequence
+        sequence.live.tokens = sequence_span.span.start + sequence_span.span.tokens
         if sequence.copy_policy is not None:
-            certain_tokens = each.span.start + each.span.certain_tokens
+            certain_tokens = sequence_span.span.start + sequence_span.span.certain_tokens
             if sequence.saved is not None:
-                certain_tokens = each.span.start  # the state may return to it
+                certain_tokens = sequence_span.span.start  # the state may return to it
             copies = copy_due_state(sequence, sequence.copy_policy, certain_tokens=certain_tokens)
             if copies:
                 pending.copies[sequence.request.request_id] = copies
@@ -629,8 +630,8 @@ class Engine:
                 pending.is_computed = False
 
     def _trim_idle(self, pending: PendingStep) -> None:
-        """Trim sequences that are not in this step: their recurrent states may be rows of a batch
-        that no other sequence uses any more.
+        """Release what sequences that are not in this step hold only for their next step (trim): their
+        recurrent states may be rows of a batch that no other sequence uses any more.
         """
         ids_in_step = {id(each.sequence) for each in pending.spans}
         for sequence in self._sequences.values():

@@ -167,7 +167,7 @@ def _first_right_runner(model: Any, vocab_size: int, wanted_layout: str) -> Runn
             trials.append(_trial_of(runner, judge))
             if trials[-1].is_right and wanted_layout in ("auto", runner.name):
                 if head is not None:
-                    head.hidden_size = judge.first.hidden_size_of(head)
+                    head.hidden_size = judge.first_reference.hidden_size_of(head)
                     head.can_project_later = head.hidden_size > 0
                 runner.reason = _reason_for_choice(trials)
                 return runner
@@ -176,7 +176,7 @@ def _first_right_runner(model: Any, vocab_size: int, wanted_layout: str) -> Runn
     solo_error = trials[-1].relative_error
     if (
         wanted_layout in ("auto", "solo")
-        and judge.first.is_coarse
+        and judge.first_reference.is_coarse
         and solo_error is not None
         and math.isfinite(solo_error)
     ):
@@ -229,7 +229,7 @@ def why_form_is_unusable(form: KVBits, runner: Runner, *, vocab_size: int) -> st
     The results may differ from those of the native form by rounding, but only as much as
     `QUANTIZED_DIVERGENCE` allows. Requires `Runner.set_form`. Device thread only.
     """
-    shortest = _probe_sequences(runner.model, vocab_size, prompt=0)[1:2]
+    shortest = _probe_sequences(runner.model, vocab_size, seed=0)[1:2]
     reference = _Reference(runner.model, shortest)
     try:
         logits = _run_staggered(runner, shortest, form)
@@ -339,6 +339,7 @@ def _trial_of(runner: Runner, judge: _Judge) -> Trial:
 
 
 def _first_line(error: Exception) -> str:
+    """The type and the first line of an error, for the reason of a choice."""
     line = str(error).split("\n", 1)[0][:160]
     return f"{type(error).__name__}: {line}"
 
@@ -353,14 +354,16 @@ def _reason_for_choice(trials: Sequence[Trial]) -> str:
     return "; ".join([*texts, f"{last.variant}: {last.note}"])
 
 
-def _probe_sequences(model: Any, vocab_size: int, *, prompt: int) -> tuple[_ProbeSequence, ...]:
-    """The sequences that a layout is tried with. prompt: a seed for their tokens."""
+def _probe_sequences(model: Any, vocab_size: int, *, seed: int) -> tuple[_ProbeSequence, ...]:
+    """The three sequences that a layout is tried with. seed: for their tokens. The longest exceeds
+    the model's windows, and one has chunks of several lengths.
+    """
     leaves = [leaf for layer in empty_layers(model) for leaf in layer.leaves()]
     windows = [size for leaf in leaves for size in (leaf.window, leaf.chunk) if size is not None]
     longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
     lengths = (longest, 5, longest // 2 + 5)
     chunks = ((longest - longest // 3, longest // 3), (5,), (3, 1, longest // 2 + 1))
-    generator = random.Random(prompt)
+    generator = random.Random(seed)
     cases = []
     for length, chunk_tokens in zip(lengths, chunks, strict=True):
         tokens = generator.choices(range(min(vocab_size, 1009)), k=length + DECODED_TOKENS)
@@ -384,11 +387,11 @@ class _Judge:
         self._vocab_size = vocab_size
         self._adapters = adapters
         self._adapter_names = adapter_names
-        self.first = self._reference(0)
+        self.first_reference = self._reference(0)
 
-    def _reference(self, prompt: int) -> _Reference:
-        """The expected logits of three sequences. prompt: the seed for their tokens."""
-        cases = _probe_sequences(self._model, self._vocab_size, prompt=prompt)
+    def _reference(self, seed: int) -> _Reference:
+        """The expected logits of three sequences. seed: for their tokens."""
+        cases = _probe_sequences(self._model, self._vocab_size, seed=seed)
         with_adapters = (
             replace(case, adapter=name)
             for case, name in zip(cases, self._adapter_names, strict=True)
@@ -397,15 +400,15 @@ class _Judge:
 
     def trial_of(self, runner: Runner) -> Trial:
         """Try a layout. Raises the exceptions of the model in this layout."""
-        logits = _run_staggered(runner, self.first.cases)
-        error = self.first.relative_error(logits)
+        logits = _run_staggered(runner, self.first_reference.cases)
+        error = self.first_reference.relative_error(logits)
         note = f"relative error {error:.1e}"
-        first_prompt_bound = RIGHT_AT_FIRST_PROMPT[self.first.logit_bytes]
-        is_right = error <= max(RIGHT_RELATIVE_ERROR, self.first.rounding)
+        first_prompt_bound = RIGHT_AT_FIRST_PROMPT[self.first_reference.logit_bytes]
+        is_right = error <= max(RIGHT_RELATIVE_ERROR, self.first_reference.rounding)
         if not is_right and math.isfinite(error):
             is_right = (
-                float(self.first.divergences(logits).max())
-                <= first_prompt_bound * self.first.divergence_effect
+                float(self.first_reference.divergences(logits).max())
+                <= first_prompt_bound * self.first_reference.divergence_effect
             )
             if not is_right:
                 is_right, why = self._judge_several_prompts(runner, logits)
@@ -447,7 +450,8 @@ class _Judge:
 
     @cached_property
     def _references(self) -> list[_Reference]:
-        return [self.first, *(self._reference(prompt) for prompt in range(1, PROMPTS))]
+        """The expected logits for all prompts; computed only if the first prompt does not decide."""
+        return [self.first_reference, *(self._reference(seed) for seed in range(1, PROMPTS))]
 
     @cached_property
     def _allowed_divergence(self) -> float:
@@ -459,7 +463,7 @@ class _Judge:
         noise, _ = self._divergence_and_agreement(
             [_run_staggered(mlx_lm_runner, reference.cases) for reference in self._references]
         )
-        size = self.first.logit_bytes
+        size = self.first_reference.logit_bytes
         if not math.isfinite(noise):
             return RIGHT_DIVERGENCE[size]
         return max(RIGHT_DIVERGENCE[size], min(NOISE_FACTOR * noise, LARGEST_DIVERGENCE[size]))

@@ -158,14 +158,14 @@ def _measure_passage(
         )
         for form in tallies
     }
-    predicted = len(passage.token_ids) - 1
+    predicted_tokens = len(passage.token_ids) - 1
     figures_of_form: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
     spans_end_at_blocks = runner.ends_spans_at_blocks and any(
         each.live.is_quantized for each in sequences.values()
     )
     chunk_tokens = BLOCK_TOKENS if spans_end_at_blocks else CHUNK_TOKENS
-    for start in range(0, predicted, chunk_tokens):
-        tokens = min(chunk_tokens, predicted - start)
+    for start in range(0, predicted_tokens, chunk_tokens):
+        tokens = min(chunk_tokens, predicted_tokens - start)
         logits = {
             form: _logits_of(runner, sequences[form], start=start, tokens=tokens)
             for form in tallies
@@ -174,20 +174,24 @@ def _measure_passage(
         for form, figures in _compare_predictions(logits, targets, vocab_size=vocab_size):
             figures_of_form[form].append(figures)
     # no query of the first block sees quantized tokens
-    text_positions = slice(BLOCK_TOKENS if passage.is_text else predicted, predicted)
-    for form, pieces in figures_of_form.items():
-        surprise, divergence, agrees, hits = np.concatenate(pieces, axis=1)
+    text_positions = slice(BLOCK_TOKENS if passage.is_text else predicted_tokens, predicted_tokens)
+    # index i of the figures: the prediction of token i + 1
+    for form, figures_of_chunks in figures_of_form.items():
+        surprise, divergence, agrees, is_right = np.concatenate(figures_of_chunks, axis=1)
         tally = tallies[form]
         tally.surprise.append(surprise[text_positions])
         tally.divergence.append(divergence[text_positions])
         tally.agrees.append(agrees[text_positions])
-        tally.right += sum(bool(hits[first - 1 : end - 1].all()) for first, end in passage.answers)
+        tally.right += sum(
+            bool(is_right[answer_start - 1 : answer_end - 1].all())
+            for answer_start, answer_end in passage.answers
+        )
         tally.bytes_per_token = sequences[form].live.bytes_per_token()
     growing_layers = [leaf for each in sequences.values() for leaf in each.live.growing]
     return np.array(
         [
             max((leaf.quantized_before(position) for leaf in growing_layers), default=0)
-            for position in range(text_positions.start, predicted)
+            for position in range(text_positions.start, predicted_tokens)
         ]
     )
 

@@ -422,21 +422,25 @@ def _sampled_tokens(
     if len(rows_of_kind) == 1:
         return _sample_kind(logits, rows, peaks, is_computed)
 
-    def sampling_of(members: list[int]) -> Callable[[], mx.array]:
-        indices = mx.array(members)
+    def sampling_of(row_indices: list[int]) -> Callable[[], mx.array]:
+        """A function that samples these rows."""
+        row_index_array = mx.array(row_indices)
         return lambda: _sample_kind(
-            logits[indices], [rows[member] for member in members], peaks[indices], is_computed
+            logits[row_index_array],
+            [rows[row] for row in row_indices],
+            peaks[row_index_array],
+            is_computed,
         )
 
     return _concatenated_in_order(
-        [(members, sampling_of(members)) for members in rows_of_kind.values()]
+        [(row_indices, sampling_of(row_indices)) for row_indices in rows_of_kind.values()]
     )
 
 
 def _sample_kind(
     logits: mx.array, rows: Sequence[RowState], peaks: mx.array, is_computed: bool
 ) -> mx.array:
-    """Sample rows of one kind, by the backend if it samples that kind."""
+    """Sample rows of one kind, by the backend if it samples that kind: uint32 [rows]."""
     kind = rows[0].kind
     if kind.greedy:
         if is_computed:
@@ -444,9 +448,9 @@ def _sample_kind(
         return mx.argmax(logits, axis=-1)
     keys = [random_key(seed=row.seed, position=row.position) for row in rows]
     params = [row.params for row in rows]
-    sampler_of = _backend_sampler(kind, logits)
-    if sampler_of is not None:
-        return sampler_of(logits, params=params, keys=keys)
+    backend_sampler = _backend_sampler(kind, logits)
+    if backend_sampler is not None:
+        return backend_sampler(logits, params=params, keys=keys)
     return sample_tokens(
         logits.astype(mx.float32), kind=kind, params=params, keys=keys, peaks=peaks
     )
@@ -467,7 +471,7 @@ def _concatenated_in_order(groups: Sequence[tuple[list[int], Callable[[], mx.arr
     """Compute the rows of each group and put all rows in order. groups: (indices of the rows,
     function that computes them in this order).
     """
-    order = [member for members, _ in groups for member in members]
+    order = [row for row_indices, _ in groups for row in row_indices]
     index_in_order = sorted(range(len(order)), key=order.__getitem__)
     return mx.concatenate([compute() for _, compute in groups])[mx.array(index_in_order)]
 
@@ -480,7 +484,9 @@ def _scores_of(tokens: mx.array, logits: mx.array, rows: Sequence[RowState]) -> 
         return score_tokens(logits, tokens, top_logprobs=count)
     indices = mx.array(wanting_rows)
     scores = score_tokens(logits[indices], tokens[indices], top_logprobs=count)
-    index_of_row = {index: number for number, index in enumerate(wanting_rows)}
-    index_by_row = mx.array([index_of_row.get(index, 0) for index in range(len(rows))])
-    top = None if scores.top is None else (scores.top[0][index_by_row], scores.top[1][index_by_row])
-    return Scores(chosen=scores.chosen[index_by_row], top=top)
+    score_index_of_row = {index: score_index for score_index, index in enumerate(wanting_rows)}
+    score_indices = mx.array([score_index_of_row.get(index, 0) for index in range(len(rows))])
+    top = (
+        None if scores.top is None else (scores.top[0][score_indices], scores.top[1][score_indices])
+    )
+    return Scores(chosen=scores.chosen[score_indices], top=top)
