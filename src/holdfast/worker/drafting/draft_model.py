@@ -7,7 +7,7 @@ the model that verifies, and a sampled token is often the same in both.
 The draft model has a separate state for each sequence. It is opened late, because a short answer
 never pays for prefilling a long prompt twice: `Drafts` asks for it when the answer has become long
 enough. Before each draft, the state follows the sequence: rejected tokens are dropped, and the new
-ones are part of the first pass. When a sequence ends or is preempted, its state is kept for a while,
+ones are part of the first pass. When a sequence ends or is preempted, its state is cached for a while,
 so that the next turn of the conversation, or the resumed sequence, need not prefill again. States of
 a draft model are never stored: prefilling with it is cheap by comparison, and only the speed of
 answers depends on it.
@@ -38,7 +38,7 @@ from holdfast.worker.kv.live import LiveBase, LiveState, Snapshot
 _FIRST_RATES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _MOST_BEHIND = 32  # tokens that the first pass of a draft may add to a state
 _CAPACITY_STEP_TOKENS = 256  # capacities are multiples of this
-_LEAST_SHARED = 64  # tokens that a kept state must share with a sequence
+_LEAST_SHARED = 64  # tokens that a cached state must share with a sequence
 _MOST_CACHED = 8  # states of sequences that have ended
 _LATEST_SHARE = 0.2  # of a new measurement in a mean
 _CATCH_UP_SECONDS = 0.02  # by how much prefilling with the draft model may delay a step
@@ -136,7 +136,8 @@ class DraftModel:
         )
         if measured_bits is None:
             return 0.0
-        # sequences cost about as much as tokens of a prompt, in addition to a pass with one
+        # Of n bits are about 2^n / 2 sequences. In addition to a pass, each costs about as much as a
+        # token of a prompt.
         more_sequences = (1 << wanted_bits) - (1 << measured_bits)
         return max(
             self._pass_seconds[measured_bits] + 0.5 * more_sequences * self.seconds_per_token, 0.0
@@ -172,7 +173,7 @@ class DraftModel:
 
     @property
     def states(self) -> int:
-        """The number of states, with those that are kept."""
+        """The number of states, including the cached ones."""
         return len(self._drafts) + len(self._cached)
 
     def can_draft(self, tokens: int) -> bool:
@@ -180,7 +181,7 @@ class DraftModel:
         return tokens + MOST_DRAFTED <= self._context_tokens
 
     def open(self, request: SequenceRequest, generated: Sequence[int]) -> DraftState | None:
-        """Make a state for a sequence, from a kept one if one begins with the same tokens. None if
+        """Make a state for a sequence, from a cached one if one begins with the same tokens. None if
         the draft model's context is too small, or the prompt has images.
         """
         if request.images:
@@ -216,8 +217,8 @@ class DraftModel:
         cached: DraftState | None,
         shared_tokens: int,
     ) -> LiveState:
-        """Open a sequence that takes over the first `shared_tokens` tokens of a kept state, or those
-        before the checkpoint if the state cannot go back to them. cached: the kept state; None: none.
+        """Open a sequence that takes over the first `shared_tokens` tokens of a cached state, or those
+        before its checkpoint if the state cannot go back to them. cached: None: begin with no tokens.
         """
         base = None
         snapshots: tuple[Snapshot, ...] = ()
@@ -257,7 +258,7 @@ class DraftModel:
     def _best_cached(
         self, request: SequenceRequest, token_ids: npt.NDArray[np.int32]
     ) -> tuple[DraftState | None, int]:
-        """The kept state of the same tenant that shares the most tokens with a sequence, if it can go
+        """The cached state of the same tenant that shares the most tokens with a sequence, if it can go
         back to them; and their number. None and 0: no state shares enough.
         """
         best: DraftState | None = None
@@ -274,7 +275,9 @@ class DraftModel:
         return best, longest
 
     def retain_only(self, drafts: Collection[DraftState]) -> None:
-        """Close the states of all other sequences, because they have ended or wait."""
+        """Close all other states, because their sequences have ended or wait; those of requests whose
+        state may be kept (`is_kept`) are cached.
+        """
         if len(drafts) == len(self._drafts):
             return
         names = {each.name for each in drafts}
@@ -287,7 +290,7 @@ class DraftModel:
         self.evict_cached(self._most_cached_bytes)
 
     def evict_cached(self, most_bytes: int) -> None:
-        """Drop the oldest kept states, so that the others take at most this many bytes."""
+        """Drop the oldest cached states, so that the others take at most this many bytes."""
         sizes = {name: _bytes_of(draft.live) for name, draft in self._cached.items()}
         for name in list(self._cached):
             if len(self._cached) <= _MOST_CACHED and sum(sizes.values()) <= most_bytes:

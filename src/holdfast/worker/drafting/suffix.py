@@ -103,9 +103,9 @@ class SuffixDrafter:
         """rates: those of the model. others: further texts that the answer may repeat, the likeliest
         last. expected: what the client expects the answer to be; empty: nothing is expected.
         """
+        self._rates = DraftRates(DraftRates() if rates is None else rates)
         # the other texts, each with a separator, and then the sequence from `_sequence_start` on; a
         # place is an index into this array
-        self._rates = DraftRates(DraftRates() if rates is None else rates)
         self._tokens = array("i")
         expected_start = 0
         for text in (*others, expected):
@@ -151,6 +151,7 @@ class SuffixDrafter:
                 self._match_length += 1
             else:
                 self._draft_start = None
+                # after a long match, the sequence may go on as before with one other token
                 if self._match_length >= _LONG_MATCH:
                     after_replaced_token = draft_start + 1
         tokens.append(token_id)
@@ -189,13 +190,13 @@ class SuffixDrafter:
         tokens = self._tokens
         end = len(tokens)
         most_tokens = min(place, _LONGEST_MATCH)
-        length = 2
+        length = 2  # the places of a pair agree in two tokens
         while length < most_tokens and tokens[place - 1 - length] == tokens[end - 1 - length]:
             length += 1
         return length
 
     def draft(self, most_tokens: int = MOST_DRAFTED) -> Draft:
-        """The tokens that are expected next, at most `most`; none if nothing matches."""
+        """The tokens that are expected next, at most `most_tokens`; none if nothing matches."""
         draft_start = self._draft_start
         if draft_start is None:
             return NO_DRAFT

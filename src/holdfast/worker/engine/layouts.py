@@ -180,7 +180,9 @@ class Runner(ABC):
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """Run the model on spans with the same adapter, or with any if `mixes_adapters`. Lazy."""
 
-    def _pass(self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
+    def _run_model(
+        self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]
+    ) -> StepLogits:
         """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
         if any(each.sequence.images is not None for each in spans):
             with self._model.with_arguments(_vision_arguments(self._model, ids, spans)):
@@ -194,10 +196,11 @@ class Runner(ABC):
         # logits that are computed after this pass apply the adapter of their sequence
         scored = {
             request.request_id: replace(
-                later, project=partial(self.adapters.call, request.adapter, later.project)
+                deferred_logits,
+                project=partial(self.adapters.call, request.adapter, deferred_logits.project),
             )
             for request in requests
-            if (later := logits.scored.get(request.request_id)) is not None
+            if (deferred_logits := logits.scored.get(request.request_id)) is not None
         }
         return replace(logits, scored=scored)
 
@@ -230,7 +233,7 @@ class RowsRunner(Runner):
             caches = _views(
                 spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent
             )
-            return self._pass(token_ids_of(spans)[None], caches, spans)
+            return self._run_model(token_ids_of(spans)[None], caches, spans)
         tokens = [each.span.tokens for each in spans]
         positions = [
             position
@@ -243,15 +246,15 @@ class RowsRunner(Runner):
             lambda layers: RowsView(layers, tokens=tokens, offset=offset, context=context),
             _no_recurrent,
         )
-        return self._pass(token_ids_of(spans)[:, None], caches, spans)
+        return self._run_model(token_ids_of(spans)[:, None], caches, spans)
 
 
 class SplitRunner(Runner):
     """Runs all decoding rows in one (sequences, 1) forward pass, and every other span in its own.
 
     Recurrent states are stacked for the decoding rows. If the model calls attention through the
-    hook, each row attends to its own keys and values; otherwise these are gathered into padded
-    copies.
+    hook (`mlx_lm_hooks`), each row attends to its own keys and values; otherwise these are gathered
+    into padded copies.
     """
 
     name = "split"
@@ -293,7 +296,7 @@ class SplitRunner(Runner):
             return RowsView(layers, tokens=[1] * len(layers), offset=offset, context=context)
 
         caches = _views(spans, view_of_kv, StateView)
-        return self._pass(token_ids_of(spans)[:, None], caches, spans)
+        return self._run_model(token_ids_of(spans)[:, None], caches, spans)
 
     def _prefill(self, span: SequenceSpan, context: StepContext) -> StepLogits:
         """One forward pass for a chunk of a prompt, or for a decoding span that verifies a draft."""
@@ -301,7 +304,7 @@ class SplitRunner(Runner):
         if self._gather_mask_dimensions is not None:  # attention does not go through the hook
             context = replace(context, composes_attention=False, attends_to_parts=False)
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
-        return self._pass(token_ids_of([span])[None], caches, [span])
+        return self._run_model(token_ids_of([span])[None], caches, [span])
 
 
 class SoloCachedRunner(Runner):
@@ -315,13 +318,16 @@ class SoloCachedRunner(Runner):
     attends_to_parts = False
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        plain = replace(context, composes_attention=False, attends_to_parts=False)
+        plain_context = replace(context, composes_attention=False, attends_to_parts=False)
         groups = [[each] for each in spans]
-        return _combine_results(spans, groups, [self._alone(each, plain) for each in spans])
+        return _combine_results(
+            spans, groups, [self._run_alone(each, plain_context) for each in spans]
+        )
 
-    def _alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+    def _run_alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+        """One forward pass for one span, with plain arrays as keys and values."""
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
-        return self._pass(token_ids_of([span])[None], caches, [span])
+        return self._run_model(token_ids_of([span])[None], caches, [span])
 
 
 class SoloRunner(Runner):
@@ -340,18 +346,19 @@ class SoloRunner(Runner):
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         groups = [[each] for each in spans]
-        return _combine_results(spans, groups, [self._alone(each) for each in spans])
+        return _combine_results(spans, groups, [self._run_alone(each) for each in spans])
 
-    def _alone(self, span: SequenceSpan) -> StepLogits:
+    def _run_alone(self, span: SequenceSpan) -> StepLogits:
+        """One forward pass for one span, with the mlx-lm caches that its state consists of."""
         caches = _views([span], _no_view, _no_view)
-        return self._pass(token_ids_of([span])[None], caches, [span])
+        return self._run_model(token_ids_of([span])[None], caches, [span])
 
 
 def _groups_by_images(spans: Sequence[SequenceSpan]) -> list[list[SequenceSpan]]:
     """Divide spans into groups that can share a forward pass: each span with images is alone."""
-    alone = [[each] for each in spans if each.shows_images]
-    others = [each for each in spans if not each.shows_images]
-    return [others, *alone] if others else alone
+    groups_with_images = [[each] for each in spans if each.shows_images]
+    without_images = [each for each in spans if not each.shows_images]
+    return [without_images, *groups_with_images] if without_images else groups_with_images
 
 
 def _context_for(span: SequenceSpan, context: StepContext) -> StepContext:
@@ -430,17 +437,23 @@ def _combine_results(
     for group, result in zip(groups, logits, strict=True):
         start = 0
         for each in group:
-            if result.to_sample is not None and (count := len(each.wanted_rows)):
-                rows[id(each)] = result.to_sample[start : start + count]
-                start += count
+            if result.to_sample is not None and (row_count := len(each.wanted_rows)):
+                rows[id(each)] = result.to_sample[start : start + row_count]
+                start += row_count
     to_sample = [rows[id(each)] for each in spans if id(each) in rows]
     all_to_sample = None
     if to_sample:
         all_to_sample = to_sample[0] if len(to_sample) == 1 else mx.concatenate(to_sample)
     return StepLogits(
         to_sample=all_to_sample,
-        scored={key: later for result in logits for key, later in result.scored.items()},
-        hidden={key: states for result in logits for key, states in result.hidden.items()},
+        scored={
+            request_id: deferred_logits
+            for result in logits
+            for request_id, deferred_logits in result.scored.items()
+        },
+        hidden={
+            request_id: states for result in logits for request_id, states in result.hidden.items()
+        },
     )
 
 
@@ -458,19 +471,20 @@ def _project(
     """
     ends = list(itertools.accumulate(each.span.tokens for each in spans))
     starts = [end - each.span.tokens for end, each in zip(ends, spans, strict=True)]
-    to_sample = [
+    rows_to_sample = [
         start + row for start, each in zip(starts, spans, strict=True) for row in each.wanted_rows
     ]
     scored_rows = _rows_in_pass(starts, {each.span.request_id: each.scored_rows for each in spans})
     pooled_rows = _rows_in_pass(starts, {each.span.request_id: each.pooled_rows for each in spans})
     # rows to be projected later, or not at all; no request is in both
-    to_defer = scored_rows | pooled_rows
-    defers = head is not None and head.can_project_later and bool(to_defer)
+    rows_to_defer = scored_rows | pooled_rows
+    defers = head is not None and head.can_project_later and bool(rows_to_defer)
     assert defers or not pooled_rows, "the hidden states of this model cannot be reached"
-    samples_all = len(to_sample) == ids.size
-    # If rows cannot be deferred, this pass projects all rows, including those to be scored.
-    selects = bool(to_sample) and not samples_all and (defers or not scored_rows)
-    sampled_rows = mx.array(to_sample) if to_sample else None
+    samples_all = len(rows_to_sample) == ids.size
+    # Whether to project only the rows to sample from. If rows cannot be deferred, this pass projects
+    # all rows, including those to be scored.
+    selects = bool(rows_to_sample) and not samples_all and (defers or not scored_rows)
+    sampled_rows = mx.array(rows_to_sample) if rows_to_sample else None
     deferred = None
     if head is None:
         logits = model(ids, cache=caches)
@@ -478,7 +492,7 @@ def _project(
     else:
         deferred_rows = None
         if defers:
-            deferred_rows = mx.array([*itertools.chain(*to_defer.values())])
+            deferred_rows = mx.array([*itertools.chain(*rows_to_defer.values())])
         with head.selecting(sampled_rows if selects else None, deferred=deferred_rows):
             logits = model(ids, cache=caches)
         is_selected = samples_all or (selects and head.used)
@@ -497,7 +511,7 @@ def _project(
             for request_id, rows in scored_rows.items()
         }
     else:
-        parts = _split_by_request(deferred, to_defer)
+        parts = _split_by_request(deferred, rows_to_defer)
         hidden = {each: parts[each] for each in pooled_rows}
         scored = {each: DeferredLogits(parts[each], head.project) for each in scored_rows}
     if sampled_rows is None:  # the logits of this pass are never evaluated
@@ -514,10 +528,10 @@ def _split_by_request(
     rows_by_request: the rows of each request in the forward pass; only their number counts here.
     """
     parts = {}
-    first = 0
+    first_row = 0
     for request_id, rows in rows_by_request.items():
-        parts[request_id] = deferred[first : first + len(rows)]
-        first += len(rows)
+        parts[request_id] = deferred[first_row : first_row + len(rows)]
+        first_row += len(rows)
     return parts
 
 
@@ -527,7 +541,7 @@ def _rows_in_pass(
     """Convert row numbers within each span to row numbers of the forward pass, in which the spans
     follow one another. Requests without rows are omitted.
 
-    starts: the first row of each span. wanted: the rows of each span, in the same order.
+    starts: the first row of each span in the pass. rows_in_span: by request, in the same order.
     """
     return {
         request_id: range(start + rows.start, start + rows.stop)

@@ -130,7 +130,7 @@ def prepare_vision() -> None:
 
 
 class _ThreadState(threading.local):
-    is_only_graph = False
+    is_only_graph = False  # whether the thread is inside `only_graph`
 
 
 _thread_state = _ThreadState()
@@ -172,12 +172,13 @@ class ProjectionHook:
         self.can_project_later = False
         self.hidden_size = 0
         self._original_classes: list[tuple[Module, type[Module]]] = []
+        # a module within a numbered layer may have such a name, too, but is no output head
         for name, part in model.named_modules():
             path = name.split(".")
             if (
                 path[-1] in HEAD_NAMES
                 and "weight" in part
-                and not any(step.isdigit() for step in path)
+                and not any(part_name.isdigit() for part_name in path)
             ):
                 self._hook_into(part, "__call__")
             elif hasattr(type(part), "as_linear"):
@@ -210,10 +211,10 @@ class ProjectionHook:
         self.used = True
         if self._replacement is not None:
             return self._replacement[:, None]
-        flat = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1])
         if self._deferred_rows is not None:
-            self._deferred = flat[self._deferred_rows]
-        return x if self._rows is None else flat[self._rows][:, None]
+            self._deferred = rows[self._deferred_rows]
+        return x if self._rows is None else rows[self._rows][:, None]
 
     def remove(self) -> None:
         """Give the modules their original classes back."""
@@ -248,12 +249,12 @@ class ProjectionHook:
         self._deferred = None
         return deferred
 
-    def project(self, rows: mx.array) -> mx.array:
+    def project(self, hidden: mx.array) -> mx.array:
         """The logits, [rows, vocabulary], of hidden states that were deferred, [rows, hidden].
 
         Lazy. Requires `can_project_later`.
         """
-        self._replacement = rows
+        self._replacement = hidden
         self.used = False
         try:
             with only_graph():
@@ -341,6 +342,7 @@ def _register_stand_in() -> None:
     package = importlib.util.module_from_spec(spec)
 
     def become_real(name: str) -> Any:
+        """Run the real `__init__` when an attribute is missing, and return that attribute."""
         if name.startswith("__"):
             raise AttributeError(f"module {_PACKAGE!r} has no attribute {name!r}")
         package.__dict__.pop("__getattr__", None)

@@ -154,6 +154,7 @@ def _sample_candidate(
     if any(p.top_p < 1.0 for p in params):
         weights = _candidate_weights(is_kept, scaled)
         cumulated_weights = mx.cumsum(weights, axis=-1)
+        # above 1, so that rounding of the sum excludes no candidate of rows without top-p
         top_p = _as_column([p.top_p if p.top_p < 1.0 else 2.0 for p in params])
         is_kept = _in_nucleus(
             is_kept, rank, weights, cumulated_weights, top_p, cumulated_weights[:, -1:]

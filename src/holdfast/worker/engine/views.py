@@ -470,10 +470,8 @@ class SpanView(KVView):
 
     def keys_and_values(self) -> tuple[Any, Any]:
         if self._attends:
-            return (
-                self,
-                self,
-            )  # `_remember` would make a reference cycle, which keeps the state alive
+            # `_remember` would make a reference cycle, which keeps the state alive
+            return self, self
         return super().keys_and_values()
 
     @property

@@ -93,8 +93,8 @@ class WeightFormat:
 
     def target(self, module: Module, name: str, array: mx.array) -> mx.Dtype:
         """The format that an array of a module gets if it is not unpacked."""
-        stays = name in STORED and self.keeps(module)
-        return array.dtype if stays else _converted_dtype(array, self.dtype)
+        stays_as_stored = name in STORED and self.keeps(module)
+        return array.dtype if stays_as_stored else _converted_dtype(array, self.dtype)
 
 
 UNCHANGED = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
@@ -122,31 +122,33 @@ def choose_format(
     )
     if in_use().prefers_float32:
         formats = [
-            chosen
-            for chosen in formats
-            if _cpu_supports(chosen, {module_type.__name__ for module_type in module_types})
+            candidate
+            for candidate in formats
+            if _cpu_supports(candidate, {module_type.__name__ for module_type in module_types})
         ]
         if not formats:
             raise ModelLoadError(
                 f"on a CPU, this model's experts can be computed only in float32, not in {dtype}: "
                 "set model.dtype to float32"
             )
-    needed_bytes = [format_bytes(model, chosen) for chosen in formats]
-    for chosen, needed in zip(formats, needed_bytes, strict=True):
+    needed_bytes = [format_bytes(model, candidate) for candidate in formats]
+    for candidate, needed in zip(formats, needed_bytes, strict=True):
         # The last format in the list has no alternative, so it may take all memory.
-        share = _FLOAT32_SHARE if chosen is not formats[-1] else 1.0
-        if needed > available_bytes * share:
+        allowed_share = _FLOAT32_SHARE if candidate is not formats[-1] else 1.0
+        if needed > available_bytes * allowed_share:
             continue
-        if chosen is formats[0]:
-            return replace(chosen, note=_why_dequantized(chosen, is_quantized=is_quantized))
+        if candidate is formats[0]:
+            return replace(candidate, note=_why_dequantized(candidate, is_quantized=is_quantized))
         unconverted_part = (
-            "the experts stay packed" if chosen.unpack else "the weights keep their stored format"
+            "the experts stay packed"
+            if candidate.unpack
+            else "the weights keep their stored format"
         )
         note = (
             f"{unconverted_part}: in the preferred format they would need {_gib(needed_bytes[0])}, but only "
             f"{_gib(available_bytes)} are available"
         )
-        return replace(chosen, note=note)
+        return replace(candidate, note=note)
     raise ModelLoadError(
         f"the weights need {_gib(min(needed_bytes))} of memory, but only {_gib(available_bytes)} are "
         "available: free memory, or use a smaller model or quantization"
@@ -156,8 +158,8 @@ def choose_format(
 def _why_dequantized(chosen: WeightFormat, *, is_quantized: bool) -> str:
     """Why quantized layers are dequantized on a CPU; empty if they are not, or if it was requested."""
     backend = in_use()
-    matters = backend.prefers_float32 and is_quantized and chosen.unpack
-    reason = backend.stored_refused() if matters else ""
+    needs_reason = backend.prefers_float32 and is_quantized and chosen.unpack
+    reason = backend.stored_refused() if needs_reason else ""
     return f"quantized weights are unpacked: {reason}" if reason else ""
 
 
@@ -240,15 +242,15 @@ def convert(model: Module, chosen: WeightFormat, *, read: Callable[[int], None])
     Memory never holds more than the result and one module. read: called after each module with the
     number of bytes of its stored weights.
     """
-    remaining = _named_modules(model)[::-1]
-    while remaining:  # a for loop would hold all quantized modules in memory until its end
-        path, module = remaining.pop()
+    remaining_modules = _named_modules(model)[::-1]
+    while remaining_modules:  # a for loop would hold all quantized modules in memory until its end
+        path, module = remaining_modules.pop()
         arrays = dict(_parameters_of(module))
         stored_bytes = sum(array.nbytes for array in arrays.values())
         if chosen.dequantizes(module):
-            plain = _plain_module(module, chosen.dtype)
-            mx.eval(plain.weight, *([plain.bias] if "bias" in plain else []))
-            _set_at_path(model, path, plain)
+            plain_module = _plain_module(module, chosen.dtype)
+            mx.eval(plain_module.weight, *([plain_module.bias] if "bias" in plain_module else []))
+            _set_at_path(model, path, plain_module)
         else:
             for name, array in arrays.items():
                 arrays[name] = array.astype(chosen.target(module, name, array))

@@ -7,8 +7,8 @@ copied, grow only with the logarithm of the sequence's length. When neighbouring
 all their holders get the merged part. Two parts are not merged if a sequence holds the first one
 but continues differently after it.
 
-`stored` arrays and pairs are those of `layer.py`. A run is a range of adjoining tokens in one part
-or in the tail.
+Stored arrays are one buffer with the heads of the keys and then those of the values, or a buffer for
+each; a pair is always keys and values. A run is a range of adjoining tokens in one part or in the tail.
 """
 
 from __future__ import annotations

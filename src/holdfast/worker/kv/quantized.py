@@ -346,6 +346,9 @@ class QuantizedKV(LayerKV):
         return self._block_start(tokens)
 
     def resumable_prefix(self, tokens: int) -> int:
+        """All `tokens` tokens if their last block is still there in native form; otherwise, whole
+        blocks only.
+        """
         block_start = self._block_start(tokens)
         return tokens if block_start >= self._codes_state.tokens else block_start
 

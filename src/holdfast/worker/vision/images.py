@@ -141,20 +141,20 @@ class WorkerImages:
                 lost[image] = self._lost[image]
             elif image not in self._layouts and image not in lost:
                 self._reader.begin(image, max_pixels=command.max_pixels)
-        if any(each not in self._layouts and each not in lost for each in command.images):
+        if any(image not in self._layouts and image not in lost for image in command.images):
             return None
-        layouts = {
+        results = {
             image: self._layouts[image] for image in command.images if image in self._layouts
         }
         return ImageAnswer(
             call_id=command.call_id,
-            layouts=tuple(each for each in layouts.values() if isinstance(each, ImageLayout)),
+            layouts=tuple(result for result in results.values() if isinstance(result, ImageLayout)),
             failures={
-                image: each.reason
-                for image, each in layouts.items()
-                if isinstance(each, ImageRefused)
+                image: result.reason
+                for image, result in results.items()
+                if isinstance(result, ImageRefused)
             },
-            lost={image: lost[image] for image in lost if image not in layouts},
+            lost={image: lost[image] for image in lost if image not in results},
         )
 
     def poll(self) -> None:
@@ -203,8 +203,8 @@ class WorkerImages:
         which `provide` raises an error. Images are added to it.
         """
         self._take_results()
-        missing = self.unprepared(request, start=start, prepared=prepared)
-        for layout in missing[:_PREPARED_AHEAD]:
+        unprepared_layouts = self.unprepared(request, start=start, prepared=prepared)
+        for layout in unprepared_layouts[:_PREPARED_AHEAD]:
             image = layout.image
             if self._is_unusable(image):
                 prepared.add(image)
@@ -222,24 +222,24 @@ class WorkerImages:
         images to be processed.
         """
         self._take_results()
-        missing = 0
+        missing_images = 0
         for index, span in images.overlapping(start, tokens):
             image = span.layout.image
             if index in images.features or self._is_unusable(image):
                 continue
             if image in self._processing:
-                missing += 1
+                missing_images += 1
                 continue
             is_cached = self._cached_features(span.layout) is not None
             if is_cached or (self._is_processed(image) and self._may_compute):
                 self._may_compute &= is_cached
                 images.features[index] = self._features_of(span.layout)
                 continue
-            missing += 1
-            if missing <= _PREPARED_AHEAD and not self._is_processed(image):
+            missing_images += 1
+            if missing_images <= _PREPARED_AHEAD and not self._is_processed(image):
                 self._reader.begin(image, max_pixels=None)
                 self._processing.add(image)
-        return not missing
+        return not missing_images
 
     def has_all(self, images: SequenceImages, *, end: int) -> bool:
         """Whether all images before a position can be provided without processing one again."""
