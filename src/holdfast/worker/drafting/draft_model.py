@@ -103,7 +103,7 @@ class DraftModel:
         """Compile the kernels, and measure passes and prefill for the first time."""
         request = SequenceRequest(
             request_id="warm-up",
-            prompt_token_ids=TokenIds.of([1 + at % 3 for at in range(_WARM_UP_TOKENS)]),
+            prompt_token_ids=TokenIds.of([1 + index % 3 for index in range(_WARM_UP_TOKENS)]),
             max_tokens=1,
             sampling=SamplingParams(temperature=0.0, seed=0),
         )

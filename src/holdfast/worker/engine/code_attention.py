@@ -96,18 +96,20 @@ def _keys_and_values_of_run(
     return arrays[:half], arrays[half:]
 
 
-def _product(left: mx.array, stored: Sequence[mx.array], bits: int, *, transpose: bool) -> mx.array:
+def _product(
+    factor: mx.array, stored: Sequence[mx.array], bits: int, *, transpose: bool
+) -> mx.array:
     """The product with stored keys (transposed) or values: one array, or codes, scales, biases."""
     if len(stored) == 1:
         (array,) = stored
-        array = array.astype(left.dtype)
-        return left @ (array.swapaxes(-1, -2) if transpose else array)
+        array = array.astype(factor.dtype)
+        return factor @ (array.swapaxes(-1, -2) if transpose else array)
     codes, scales, biases = copied_if_needed("mx.quantized_matmul", stored)
     return mx.quantized_matmul(
-        left,
+        factor,
         codes,
-        scales.astype(left.dtype),
-        biases.astype(left.dtype),
+        scales.astype(factor.dtype),
+        biases.astype(factor.dtype),
         transpose=transpose,
         group_size=codes.shape[3] * 32 // bits // scales.shape[3],
         bits=bits,

@@ -511,9 +511,11 @@ def _project(
             for request_id, rows in scored_rows.items()
         }
     else:
-        parts = _split_by_request(deferred, rows_to_defer)
-        hidden = {each: parts[each] for each in pooled_rows}
-        scored = {each: DeferredLogits(parts[each], head.project) for each in scored_rows}
+        deferred_of_request = _split_by_request(deferred, rows_to_defer)
+        hidden = {each: deferred_of_request[each] for each in pooled_rows}
+        scored = {
+            each: DeferredLogits(deferred_of_request[each], head.project) for each in scored_rows
+        }
     if sampled_rows is None:  # the logits of this pass are never evaluated
         return StepLogits(scored=scored, hidden=hidden)
     logits_to_sample = logits_by_row if is_selected else logits_by_row[sampled_rows]
@@ -527,12 +529,12 @@ def _split_by_request(
 
     rows_by_request: the rows of each request in the forward pass; only their number counts here.
     """
-    parts = {}
+    rows_of_request = {}
     first_row = 0
     for request_id, rows in rows_by_request.items():
-        parts[request_id] = deferred[first_row : first_row + len(rows)]
+        rows_of_request[request_id] = deferred[first_row : first_row + len(rows)]
         first_row += len(rows)
-    return parts
+    return rows_of_request
 
 
 def _rows_in_pass(

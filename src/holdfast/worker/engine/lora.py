@@ -90,18 +90,22 @@ class AdaptedLinear:
     """The weights of all adapters for one linear layer."""
 
     def __init__(
-        self, parts: Mapping[str, LowRank], *, bias: mx.array | None, can_mix: bool
+        self, by_adapter: Mapping[str, LowRank], *, bias: mx.array | None, can_mix: bool
     ) -> None:
-        """parts: the weights of each adapter, by its name; a: [inputs, rank], b: [rank, outputs].
+        """by_adapter: the weights of each adapter, by its name; a: [inputs, rank], b: [rank, outputs].
         bias: the bias of the layer, which DoRA does not scale; None if the layer has none.
         """
         self.can_mix = can_mix
-        self.ranks: Ranks = tuple((name, part.b.shape[0]) for name, part in parts.items())
+        self.ranks: Ranks = tuple(
+            (name, low_rank.b.shape[0]) for name, low_rank in by_adapter.items()
+        )
         # stacked along the ranks: [all ranks, inputs] and [all ranks, outputs]
-        self._a = mx.concatenate([part.a.T for part in parts.values()])
-        self._b = mx.concatenate([part.b for part in parts.values()])
+        self._a = mx.concatenate([low_rank.a.T for low_rank in by_adapter.values()])
+        self._b = mx.concatenate([low_rank.b for low_rank in by_adapter.values()])
         self._factors = {
-            name: part.magnitude for name, part in parts.items() if part.magnitude is not None
+            name: low_rank.magnitude
+            for name, low_rank in by_adapter.items()
+            if low_rank.magnitude is not None
         }
         self._bias = bias
         mx.eval(self._a, self._b, self._factors)
@@ -109,7 +113,7 @@ class AdaptedLinear:
         start = 0
         for name, rank in self.ranks:
             rank_slice = slice(start, start + rank)  # a view: takes no memory
-            scale = parts[name].scale
+            scale = by_adapter[name].scale
             self._by_adapter[name] = LowRank(
                 a=self._a[rank_slice].T, b=self._b[rank_slice], scale=scale
             )
@@ -156,11 +160,11 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedExperts:
-    """The weights of all adapters for the experts of one mixture-of-experts layer. a: [experts,
-    rank, inputs]; b: [experts, outputs, rank].
+    """The weights of all adapters for the experts of one mixture-of-experts layer, by the name of the
+    adapter. a: [experts, rank, inputs]; b: [experts, outputs, rank].
     """
 
-    parts: Mapping[str, LowRank]
+    by_adapter: Mapping[str, LowRank]
     can_mix: bool = False
 
     def added(
@@ -176,7 +180,7 @@ class AdaptedExperts:
 
         indices, sorted_indices: which experts get which rows, as for `mx.gather_mm`.
         """
-        low_rank = self.parts.get(adapter)
+        low_rank = self.by_adapter.get(adapter)
         if low_rank is None:
             return y
         product = x
@@ -187,23 +191,23 @@ class AdaptedExperts:
         return y + (low_rank.scale * product).astype(x.dtype)
 
     def arrays(self) -> tuple[mx.array, ...]:
-        return _arrays_of(self.parts)
+        return _arrays_of(self.by_adapter)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedEmbedding:
-    """The weights of all adapters for an embedding, which may also be the output head. a:
-    [vocabulary, rank]; b: [rank, dimensions].
+    """The weights of all adapters for an embedding, which may also be the output head, by the name of
+    the adapter. a: [vocabulary, rank]; b: [rank, dimensions].
     """
 
-    parts: Mapping[str, LowRank]
+    by_adapter: Mapping[str, LowRank]
     can_mix: bool = False
 
     def added(self, adapter: str, method: str, x: mx.array, y: mx.array) -> mx.array:
         """The output `y`, changed by one adapter: of the output head if `method` is "as_linear",
         otherwise of looking up the token ids `x`. Lazy.
         """
-        low_rank = self.parts.get(adapter)
+        low_rank = self.by_adapter.get(adapter)
         if low_rank is None:
             return y
         if method == "as_linear":
@@ -211,11 +215,11 @@ class AdaptedEmbedding:
         return y + (low_rank.scale * (low_rank.a[x] @ low_rank.b)).astype(y.dtype)
 
     def arrays(self) -> tuple[mx.array, ...]:
-        return _arrays_of(self.parts)
+        return _arrays_of(self.by_adapter)
 
 
-def _arrays_of(parts: Mapping[str, LowRank]) -> tuple[mx.array, ...]:
-    return tuple(array for part in parts.values() for array in (part.a, part.b))
+def _arrays_of(by_adapter: Mapping[str, LowRank]) -> tuple[mx.array, ...]:
+    return tuple(array for low_rank in by_adapter.values() for array in (low_rank.a, low_rank.b))
 
 
 class RowAdapters:
@@ -360,12 +364,15 @@ def attach(
     if not files:
         return None
     modules = dict(_named_modules(model))
-    parts: dict[str, dict[str, LowRank]] = {}
+    low_ranks_by_path: dict[str, dict[str, LowRank]] = {}
     for each in files:
-        for path, part in _load_adapter(each, modules, compute_dtype).items():
-            parts.setdefault(path, {})[each.name] = part
+        for path, low_rank in _load_adapter(each, modules, compute_dtype).items():
+            low_ranks_by_path.setdefault(path, {})[each.name] = low_rank
     # each layer copies its weights; `pop` frees the originals layer by layer
-    layers = {path: _adapted_layer(path, parts.pop(path), modules[path]) for path in tuple(parts)}
+    layers = {
+        path: _adapted_layer(path, low_ranks_by_path.pop(path), modules[path])
+        for path in tuple(low_ranks_by_path)
+    }
     return Adapters(model, files, layers=layers)
 
 
@@ -386,7 +393,7 @@ def _load_adapter(
     if compute_dtype == mx.float32:  # products would widen 16 bits in every step
         weights = {name: array.astype(mx.float32) for name, array in weights.items()}
     mx.eval(weights)
-    parts = {}
+    low_ranks = {}
     for path in files.shapes:
         a = weights[f"{path}.lora_a"]
         b = weights[f"{path}.lora_b"]
@@ -394,16 +401,16 @@ def _load_adapter(
         if files.kind == "dora":
             adapted_weight = _plain_weight(modules[path]) + (files.scale * b.T) @ a.T
             magnitude = weights[f"{path}.m"] / mx.linalg.norm(adapted_weight, axis=1)
-        parts[path] = LowRank(a=a, b=b, scale=files.scale, magnitude=magnitude)
-        _check_finite(files, path, parts[path])
-    return parts
+        low_ranks[path] = LowRank(a=a, b=b, scale=files.scale, magnitude=magnitude)
+        _check_finite(files, path, low_ranks[path])
+    return low_ranks
 
 
-def _check_finite(files: AdapterFiles, path: str, part: LowRank) -> None:
+def _check_finite(files: AdapterFiles, path: str, low_rank: LowRank) -> None:
     """Raise ModelLoadError if the weights of an adapter contain NaN or infinity, which would affect
     the other rows of a batch.
     """
-    arrays = {"lora_a": part.a, "lora_b": part.b, "m": part.magnitude}
+    arrays = {"lora_a": low_rank.a, "lora_b": low_rank.b, "m": low_rank.magnitude}
     for name, array in arrays.items():
         if array is not None and not mx.isfinite(array).all().item():
             raise ModelLoadError(
@@ -412,14 +419,14 @@ def _check_finite(files: AdapterFiles, path: str, part: LowRank) -> None:
             )
 
 
-def _adapted_layer(path: str, parts: Mapping[str, LowRank], module: Any) -> AdaptedLayer:
+def _adapted_layer(path: str, by_adapter: Mapping[str, LowRank], module: Any) -> AdaptedLayer:
     """Combine the weights of all adapters for one module. parts: those of each adapter, by name."""
     if _is_experts(module):
-        return AdaptedExperts(parts)
+        return AdaptedExperts(by_adapter)
     if _is_embedding(module):
-        return AdaptedEmbedding(parts)
+        return AdaptedEmbedding(by_adapter)
     can_mix = path.rsplit(".", 1)[-1] not in HEAD_NAMES
-    return AdaptedLinear(parts, bias=module.get("bias"), can_mix=can_mix)
+    return AdaptedLinear(by_adapter, bias=module.get("bias"), can_mix=can_mix)
 
 
 def _plain_weight(module: Any) -> mx.array:
@@ -455,11 +462,11 @@ def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
             raise ModelLoadError(f"{path} is not a linear layer, so it supports lora, but not dora")
         rank = _rank_of(module, shapes)
         needed = _needed_shapes(module, rank, path)
-        for part, shape in shapes.items():
-            if shape != needed[part]:
+        for array_name, shape in shapes.items():
+            if shape != needed[array_name]:
                 raise ModelLoadError(
-                    f"{path}.{part} has the shape {_shape_text(shape)}, but the model needs "
-                    f"{_shape_text(needed[part])}"
+                    f"{path}.{array_name} has the shape {_shape_text(shape)}, but the model needs "
+                    f"{_shape_text(needed[array_name])}"
                 )
 
 

@@ -224,13 +224,13 @@ def _at_least(weights: mx.array, threshold: mx.array) -> mx.array:
 
 
 @fused_on_gpus
-def _candidate_weights(kept: mx.array, scaled: mx.array) -> mx.array:
-    return mx.where(kept, mx.exp(scaled), 0.0)
+def _candidate_weights(is_kept: mx.array, scaled: mx.array) -> mx.array:
+    return mx.where(is_kept, mx.exp(scaled), 0.0)
 
 
 @fused_on_gpus
 def _in_nucleus(
-    kept: mx.array,
+    is_kept: mx.array,
     rank: mx.array,
     weights: mx.array,
     cumulated: mx.array,
@@ -240,17 +240,17 @@ def _in_nucleus(
     """Which candidates also pass top-p: those whose likelier ones weigh less than top_p; at least
     the likeliest.
     """
-    return kept & ((cumulated - weights < top_p * total) | (rank == 0))
+    return is_kept & ((cumulated - weights < top_p * total) | (rank == 0))
 
 
 @fused_on_gpus
-def _passes_min_p(kept: mx.array, scaled: mx.array, min_p: mx.array) -> mx.array:
-    return kept & (mx.exp(scaled) >= min_p)
+def _passes_min_p(is_kept: mx.array, scaled: mx.array, min_p: mx.array) -> mx.array:
+    return is_kept & (mx.exp(scaled) >= min_p)
 
 
 @fused_on_gpus
-def _noisy_logits(kept: mx.array, scaled: mx.array, noise: mx.array) -> mx.array:
-    return mx.where(kept, scaled, -mx.inf) + noise
+def _noisy_logits(is_kept: mx.array, scaled: mx.array, noise: mx.array) -> mx.array:
+    return mx.where(is_kept, scaled, -mx.inf) + noise
 
 
 @fused_on_gpus

@@ -559,8 +559,8 @@ class StateView:
         self, index: int, source: mx.array, width: int, *, lengths: None = None
     ) -> mx.array:
         """Keep the last `width` positions of `source`, [rows, positions, …], in a slot (mlx-vlm)."""
-        self[index] = kept = mx.contiguous(source[:, source.shape[1] - width :])
-        return kept
+        self[index] = window = mx.contiguous(source[:, source.shape[1] - width :])
+        return window
 
     def update_recurrent(
         self,

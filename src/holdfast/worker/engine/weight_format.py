@@ -313,7 +313,7 @@ def _plain_module(module: Any, dtype: mx.Dtype | None) -> Any:
         weight = mx.dequantize(module.weight, scales, biases, **quantization, dtype=mx.float32)
     else:
         experts = range(module.weight.shape[0])
-        parts = [
+        expert_weights = [
             mx.dequantize(
                 module.weight[expert],
                 scales[expert],
@@ -324,7 +324,7 @@ def _plain_module(module: Any, dtype: mx.Dtype | None) -> Any:
             )
             for expert in experts
         ]
-        weight = mx.stack(parts)
+        weight = mx.stack(expert_weights)
     plain = _plain_modules()[type(module)]()
     plain.weight = weight.astype(target)
     if "bias" in module:
@@ -370,14 +370,14 @@ def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, mx.array]]:
 
 def _set_at_path(module: Any, path: str, value: mx.array | Module) -> None:
     """Replace a parameter or an inner module. path: as MLX writes it, with dots and list indices."""
-    *parents, last = path.split(".")
+    *parents, name = path.split(".")
     holder = module
     for key in parents:
         holder = holder[int(key)] if isinstance(holder, list) else holder[key]
     if isinstance(holder, list):
-        holder[int(last)] = value
+        holder[int(name)] = value
     else:
-        holder[last] = value
+        holder[name] = value
 
 
 def _gib(size: int) -> str:

@@ -486,7 +486,7 @@ class LayerKV(LayerState):
     def arrays(self) -> Iterator[mx.array]:
         return iter(self._buffers)
 
-    def _write(self, new: Sequence[mx.array]) -> None:
+    def _write(self, arrays: Sequence[mx.array]) -> None:
         """Write the next tokens at the end of the buffers, which have room for them."""
-        write(self._buffers, new, start=self._end)
-        self.add_written(new[0].shape[2])
+        write(self._buffers, arrays, start=self._end)
+        self.add_written(arrays[0].shape[2])

@@ -254,13 +254,16 @@ class LiveState:
         fails, the state is unchanged, unless `is_valid` is False.
         """
         empty_leaves = LiveState(fresh).leaves
-        for old, new in zip(self.leaves, empty_leaves, strict=True):
-            if isinstance(old, FullKV):
-                assert isinstance(new, QuantizedKV)
-                new.take_over(old)
+        for leaf, quantized_leaf in zip(self.leaves, empty_leaves, strict=True):
+            if isinstance(leaf, FullKV):
+                assert isinstance(quantized_leaf, QuantizedKV)
+                quantized_leaf.take_over(leaf)
                 self.is_valid = False
         new_leaves = iter(
-            [new if old.grows else old for old, new in zip(self.leaves, empty_leaves, strict=True)]
+            [
+                quantized_leaf if leaf.grows else leaf
+                for leaf, quantized_leaf in zip(self.leaves, empty_leaves, strict=True)
+            ]
         )
         self.layers = [layer.with_leaves(new_leaves) for layer in fresh]
         self.__post_init__()
@@ -450,18 +453,18 @@ def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> Live
         if state.frozen_tokens < tokens:
             state.freeze()
         leaves = [
-            old.fork(tokens) if old.grows else new
-            for old, new in zip(state.leaves, empty_leaves, strict=True)
+            leaf.fork(tokens) if leaf.grows else empty_leaf
+            for leaf, empty_leaf in zip(state.leaves, empty_leaves, strict=True)
         ]
     else:
         is_rewound = state.can_rewind(tokens) and not is_restored
         leaves = [
-            old if old.grows or is_rewound else new
-            for old, new in zip(state.leaves, empty_leaves, strict=True)
+            leaf if leaf.grows or is_rewound else empty_leaf
+            for leaf, empty_leaf in zip(state.leaves, empty_leaves, strict=True)
         ]
-        for old, leaf in zip(state.leaves, leaves, strict=True):
-            if leaf is old:
-                leaf.rewind(state.tokens - tokens)
+        for leaf, taken_leaf in zip(state.leaves, leaves, strict=True):
+            if taken_leaf is leaf:
+                taken_leaf.rewind(state.tokens - tokens)
     remaining_leaves = iter(leaves)
     return LiveState([layer.with_leaves(remaining_leaves) for layer in fresh], tokens)
 

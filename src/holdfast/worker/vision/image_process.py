@@ -220,11 +220,11 @@ class ImageProcess:
         elif outcome is not None:
             self._finish(outcome)
 
-    def _handle_failure(self, process: _Process, why: str) -> None:
+    def _handle_failure(self, process: _Process, reason: str) -> None:
         """Kill the process, and retry its image once in another one."""
         queued = self._current
         assert queued is not None, "no image was being processed"
-        self._discard_process(process, why)
+        self._discard_process(process, reason)
         if not process.has_started:
             lost = ImageLost(reason="the image process did not start; the log says why")
             self._results += [(each.image, lost) for each in self._waiting]
@@ -237,15 +237,15 @@ class ImageProcess:
                 ImageRefused(reason="the image cannot be processed: it crashes the decoder")
             )
         else:
-            self._retry(queued, why)
+            self._retry(queued, reason)
 
-    def _discard_process(self, process: _Process, why: str) -> None:
+    def _discard_process(self, process: _Process, reason: str) -> None:
         """Kill the process; the next image starts another one."""
-        logger.warning("the image process is replaced: %s", why)
+        logger.warning("the image process is replaced: %s", reason)
         process.kill()
         self._process = None
 
-    def _retry(self, queued: _QueuedImage, why: str) -> None:
+    def _retry(self, queued: _QueuedImage, reason: str) -> None:
         """Retry the current image in another process, unless it has had all its attempts."""
         if queued.attempt < _ATTEMPTS:
             self._close_file()
@@ -253,7 +253,7 @@ class ImageProcess:
             next_attempt = _QueuedImage(queued.image, queued.max_pixels, attempt=queued.attempt + 1)
             self._waiting.appendleft(next_attempt)
         else:
-            self._finish(ImageLost(reason=f"the image process failed: {why}; please try again"))
+            self._finish(ImageLost(reason=f"the image process failed: {reason}; please try again"))
 
     def _finish(self, result: ImageResult) -> None:
         """Report the result of the current image."""

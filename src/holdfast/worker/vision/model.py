@@ -54,11 +54,11 @@ class ImageFeatures:
 
     def arrays(self) -> dict[str, mx.array]:
         """All arrays by name; `of_arrays` is the inverse."""
-        named = {f"by_token.{name}": array for name, array in self.by_token.items()}
-        named["is_visual"] = mx.array(self.is_visual)
+        arrays_by_name = {f"by_token.{name}": array for name, array in self.by_token.items()}
+        arrays_by_name["is_visual"] = mx.array(self.is_visual)
         if self.deepstack is not None:
-            named["deepstack"] = self.deepstack
-        return named
+            arrays_by_name["deepstack"] = self.deepstack
+        return arrays_by_name
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, mx.array]) -> ImageFeatures:
@@ -311,9 +311,9 @@ class VisionModel(Module):
         return arguments
 
 
-def text_positions(first: int, tokens: int) -> Positions:
+def text_positions(first_position: int, tokens: int) -> Positions:
     """The positions of consecutive tokens of text: the same in all three dimensions."""
-    return np.tile(np.arange(first, first + tokens, dtype=np.int32), (3, 1))
+    return np.tile(np.arange(first_position, first_position + tokens, dtype=np.int32), (3, 1))
 
 
 def _default_positions(ids: mx.array, cache: Any) -> mx.array:
