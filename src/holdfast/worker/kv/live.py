@@ -487,23 +487,28 @@ class Conversion:
     def of(states: Sequence[LiveState], bits: tuple[Bits, Bits]) -> Conversion:
         """Count the tokens of states that can be quantized (`can_quantize`) to these bits."""
         tokens = 0
-        counts_of_part: dict[FrozenPart, list[int]] = {}
+        # how many of its first tokens each of the states holds that holds any
+        token_counts_of_part: dict[FrozenPart, list[int]] = {}
         for state in states:
             first_full = _first_full(state)  # all layers share the same tokens
             tokens += first_full.tokens - first_full.frozen_tokens
-            for part, count in first_full.frozen_parts:
-                counts_of_part.setdefault(part, []).append(count)
-        longest = {part: max(counts) for part, counts in counts_of_part.items()}
+            for part, part_tokens in first_full.frozen_parts:
+                token_counts_of_part.setdefault(part, []).append(part_tokens)
+        most_tokens_of_part = {
+            part: max(token_counts) for part, token_counts in token_counts_of_part.items()
+        }
         return Conversion(
             sequences=len(states),
-            tokens=tokens + sum(longest.values()),
+            tokens=tokens + sum(most_tokens_of_part.values()),
             shared_tokens=sum(
-                longest[part]
-                for part, counts in counts_of_part.items()
-                if len(part.holders) > len(counts)
+                most_tokens_of_part[part]
+                for part, token_counts in token_counts_of_part.items()
+                if len(part.holders) > len(token_counts)
             ),
             converted_tokens=sum(
-                count for part, count in longest.items() if part.is_converted(bits)
+                part_tokens
+                for part, part_tokens in most_tokens_of_part.items()
+                if part.is_converted(bits)
             ),
         )
 

@@ -124,7 +124,7 @@ class ImageProcess:
         """
         self._model = model
         self._info = info
-        self._images = images
+        self._images = images  # the folder
         self._clock = clock
         self._waiting: deque[_QueuedImage] = deque()
         self._current: _QueuedImage | None = None
@@ -339,9 +339,8 @@ class _Process:
     def kill(self) -> None:
         """Kill the process. Waits for its end, but not for long."""
         self._process.kill()
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # blocked in the kernel, for example by a dead disk
+        # it may be blocked in the kernel, for example by a dead disk
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_SECONDS)
         self._link.close()
 
@@ -355,7 +354,8 @@ class _ResourceLimits:
         self._limit_seconds = seconds
         self._clock = clock
         self._checked_at = clock()
-        self._grew_at = clock()  # when its processor time was seen to grow
+        self._last_growth_at = clock()  # when its processor time was seen to grow
+        # processor time: at the first check (None: not checked yet), and at the latest growth
         self._seconds_at_start: float | None = None
         self._used_seconds = 0.0
 
@@ -376,11 +376,11 @@ class _ResourceLimits:
             self._seconds_at_start = cpu_seconds
         if cpu_seconds > self._used_seconds:
             self._used_seconds = cpu_seconds
-            self._grew_at = now
+            self._last_growth_at = now
         # for systems that cannot limit the address space of a process
         if resident_bytes > MAX_MEMORY_BYTES:
             raise _ProcessFailed(f"it took more than {MAX_MEMORY_BYTES >> 30} GiB of memory")
         if cpu_seconds - self._seconds_at_start > self._limit_seconds:
             raise _ProcessFailed(f"it took more than {self._limit_seconds:g} s for an image")
-        if now - self._grew_at > STALL_SECONDS:
+        if now - self._last_growth_at > STALL_SECONDS:
             raise _ProcessFailed(f"it did nothing for {STALL_SECONDS:g} s")

@@ -221,20 +221,20 @@ class VisionModel(Module):
 
     def sequence_images(self, spans: Sequence[ImageSpan], *, prompt_tokens: int) -> SequenceImages:
         """Lay out the images of a prompt and compute the positions of its tokens. Computes no features."""
-        parts: list[Positions] = []
+        position_pieces: list[Positions] = []
         done_tokens = 0  # how many of the prompt's tokens have positions
         position = 0  # of the next token
         for span in spans if self.takes_positions else ():
-            parts.append(text_positions(position, span.start - done_tokens))
+            position_pieces.append(text_positions(position, span.start - done_tokens))
             position += span.start - done_tokens
-            parts.append(self.relative_positions(span.layout) + position)
-            position = int(parts[-1].max()) + 1
+            position_pieces.append(self.relative_positions(span.layout) + position)
+            position = int(position_pieces[-1].max()) + 1
             done_tokens = span.end
-        parts.append(text_positions(position, prompt_tokens - done_tokens))
+        position_pieces.append(text_positions(position, prompt_tokens - done_tokens))
         return SequenceImages(
             spans=spans,
             attend_both_ways=self.attends_both_ways,
-            positions=np.concatenate(parts, axis=1),
+            positions=np.concatenate(position_pieces, axis=1),
             next_position=position + prompt_tokens - done_tokens,
         )
 
@@ -295,9 +295,13 @@ class VisionModel(Module):
                 pieces[name].append(features.by_token[name][None, rows])
             is_visual[image_start - start : image_end - start] = features.is_visual[rows]
             if features.deepstack is not None:
-                skipped = int(features.is_visual[: rows.start].sum())
+                earlier_visual_tokens = int(features.is_visual[: rows.start].sum())
                 visual_tokens = int(features.is_visual[rows].sum())
-                deepstack.append(features.deepstack[:, skipped : skipped + visual_tokens])
+                deepstack.append(
+                    features.deepstack[
+                        :, earlier_visual_tokens : earlier_visual_tokens + visual_tokens
+                    ]
+                )
             done_tokens = image_end
         arguments: dict[str, Any] = {}
         for name in names:
