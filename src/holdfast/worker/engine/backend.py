@@ -72,8 +72,8 @@ class Scores:
 
 
 class SampleRows(Protocol):
-    """Samples one token per row, uint32 [rows], as `token_sampling.sample_tokens` does. Evaluates the logits,
-    fp32 [rows, vocab].
+    """Samples one token per row, uint32 [rows], as `token_sampling.sample_tokens` does. Evaluates the
+    logits, fp32 [rows, vocab]. keys: the random key of each row (`token_sampling.random_key`).
     """
 
     def __call__(
@@ -152,7 +152,8 @@ class Backend:
     def attend_one(
         self, queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]
     ) -> mx.array | None:
-        """Attention of one query per head in MLX operations; None: by MLX's own function.
+        """Attention of one query per head, composed of MLX operations; None: MLX's attention function
+        computes it.
 
         queries: scaled, [1, heads, 1, head_dim]. parts: adjoining keys and values, [1, kv_heads,
         tokens, head_dim].
@@ -172,7 +173,8 @@ class Backend:
     def operations(self, *, transposes_once: bool) -> StepOperations:
         """How the operations of one model's steps are computed.
 
-        transposes_once: whether all linear layers of a step get inputs of the usual strides.
+        transposes_once: whether a linear layer may keep its weight transposed. This requires that no
+            input has unusual strides, as in some recurrent layers, for which BLAS rounds differently.
         """
         return StepOperations()
 

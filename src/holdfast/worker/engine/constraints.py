@@ -109,7 +109,9 @@ class GrammarMatcher:
         return int(self._matcher.validate_tokens(list(token_ids)))
 
     def add(self, token_id: int) -> bool:
-        """Add a token; returns whether it was allowed."""
+        """Add a token; returns whether it was allowed. If the grammar does not allow an end token of the
+        request as such, that token ends the answer like `end_token_id`.
+        """
         if token_id in self._request_end_token_ids and not self._matcher.validate_tokens(
             [token_id]
         ):
@@ -137,6 +139,7 @@ class GrammarMatcher:
         """
         word_index = int(np.flatnonzero(words)[0])
         bits = int(words.view(np.uint32)[word_index])
+        # several tokens are allowed, or llguidance accepts the only one
         if bits & (bits - 1) or self._matcher.validate_tokens(
             [word_index * 32 + bits.bit_length() - 1]
         ):

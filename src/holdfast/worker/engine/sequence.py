@@ -64,6 +64,7 @@ class EngineSequence:
         """Create a sequence that continues after `generated`. Raises the errors of `row_state`."""
         packed = (request.prompt_token_ids + TokenIds.of(generated)).packed
         token_ids = np.frombuffer(packed, dtype="<i4")
+        # the model's own tokens replace the image keys
         if request.images:
             token_ids = token_ids.copy()
         for image in request.images:
@@ -95,6 +96,7 @@ class EngineSequence:
 
         tokens: uint32 [rows], as in `sampled`.
         """
+        # `advance` reads the tokens only if there are edits; otherwise, no slice is needed
         self.sampler.advance(tokens[row : row + count] if self.sampler.edits else tokens, count)
         self.sampled = tokens
         self.sampled_row = row + count - 1
@@ -216,7 +218,7 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
             index += 1
             continue
         assert sequence.sampled is not None, "a decoding span has no sampled token"
-        if span.tokens > 1:
+        if span.tokens > 1:  # with tokens that are computed again, or with drafted ones
             dtype = sequence.sampled.dtype
             row = sequence.sampled_row
             pieces.append(mx.array(sequence.repeated, dtype=dtype))
@@ -224,6 +226,7 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
             pieces.append(mx.array(span.drafted, dtype=dtype))
             index += 1
             continue
+        # one indexing for all following spans of one token that the same step sampled
         rows = _rows_sampled_together(spans[index:])
         is_whole_array = rows == list(range(sequence.sampled.shape[0]))
         pieces.append(sequence.sampled if is_whole_array else sequence.sampled[mx.array(rows)])

@@ -103,8 +103,7 @@ def check_values(forms: Sequence[ArrayForm], parts: Sequence[Part]) -> None:
 
 def _is_finite(dtype: str, part: Part) -> bool:
     """Whether no number of an array is NaN or infinity. dtype: its name in mlx."""
-    if (
-        dtype == "bfloat16"
-    ):  # numpy does not know bfloat16; non-finite values have only ones in the exponent
+    # numpy does not know bfloat16; non-finite values have only ones in the exponent
+    if dtype == "bfloat16":
         return bool(((np.frombuffer(part, np.uint16) & 0x7F80) != 0x7F80).all())
     return not dtype.startswith("float") or bool(np.isfinite(np.frombuffer(part, dtype)).all())
