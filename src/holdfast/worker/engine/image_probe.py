@@ -84,7 +84,8 @@ class _ImagePrompt:
 def probe_images(runner: Runner, images: WorkerImages) -> VisionInfo:
     """Compare prompts with images to mlx-vlm's results. Device thread only.
 
-    Returns how prompts are written, and the forms refused because their results are wrong.
+    Returns how prompts with images are written, and why images (`refused`) or only cached states of
+    such prompts (`reuse_refused`) are refused, if results are wrong.
     """
     if any(leaf.is_foreign for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return msgspec.structs.replace(images.info, refused="it runs in the layout solo")
@@ -94,6 +95,7 @@ def probe_images(runner: Runner, images: WorkerImages) -> VisionInfo:
         layouts = [images.add_picture(picture) for picture in pictures]
         case = _ImagePrompt.of(images, layouts)
         expected = images.reference(pictures, case.token_ids)
+        # the logits for other pictures, whose difference is the scale of errors
         changed = images.reference([*map(_inverted, pictures)], case.token_ids)
         for computation, compute in _COMPUTATIONS.items():
             if not is_close(compute(runner, images, case), expected, changed=changed):

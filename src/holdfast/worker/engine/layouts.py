@@ -68,6 +68,7 @@ class Runner(ABC):
         """head: the hook into the vocabulary projection; None: the model projects every row."""
         self._model = model
         self._head = head
+        # the forms of keys and of values of each layer that keeps them; empty before `set_form`
         self._heads_forms: tuple[tuple[HeadsForm, HeadsForm], ...] = ()
         self.backend = in_use()
         self._operations = self.backend.operations(transposes_once=self.mixes_chunks)
@@ -217,6 +218,7 @@ class RowsRunner(Runner):
 
     def __init__(self, model: Any, head: ProjectionHook | None) -> None:
         super().__init__(model, head)
+        # computes a step outside MLX, or returns None for steps that it does not support
         self._whole_steps = self.backend.whole_steps(model)
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:

@@ -85,7 +85,7 @@ class WorkerImages:
 
     @property
     def info(self) -> VisionInfo:
-        """How prompts for this model are written, before it was examined."""
+        """How prompts for this model are written; the load-time probe may still refuse images."""
         return self._processor.info
 
     @property
