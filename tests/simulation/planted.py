@@ -241,8 +241,8 @@ FAULTS: Sequence[Fault] = (
     ),
     _fault(
         "a moved state keeps the tokens after the common prefix",
-        ("worker/kv/live.py", "                leaf.rewind(state.tokens - tokens)\n    following",
-         "                pass\n    following"),
+        ("worker/kv/live.py", "                taken_leaf.rewind(state.tokens - tokens)\n    remaining_leaves",
+         "                pass\n    remaining_leaves"),
     ),
     _fault(
         "a parked state is moved although others claim it",

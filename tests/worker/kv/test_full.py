@@ -82,12 +82,18 @@ class SequencesInParts(RuleBasedStateMachine):
         layer.freeze()
         mx.eval(list(layer.arrays()))
         assert layer.frozen_tokens == layer.tokens
-        own = [(part.unused, tokens) for part, tokens in layer._frozen if len(part.holders) == 1]
+        own = [
+            (part.unused_tokens, tokens)
+            for part, tokens in layer._frozen_parts
+            if len(part.holders) == 1
+        ]
         assert sum(unused for unused, _ in own) * 16 <= sum(tokens for _, tokens in own)
         assert all(
-            part.unused * 64 <= part.capacity for part, _ in layer._frozen if len(part.holders) > 1
+            part.unused_tokens * 64 <= part.capacity
+            for part, _ in layer._frozen_parts
+            if len(part.holders) > 1
         )
-        for (part, tokens), (later, fewer) in itertools.pairwise(layer._frozen):
+        for (part, tokens), (later, fewer) in itertools.pairwise(layer._frozen_parts):
             assert (
                 (fewer * 2 < tokens and tokens > 512)
                 or len(part.holders) > 1
@@ -98,7 +104,9 @@ class SequencesInParts(RuleBasedStateMachine):
     def freeze_all(self) -> None:
         for layer in self.layers:
             layer.freeze()
-        parts = {part: part.unused for layer in self.layers for part, _ in layer._frozen}
+        parts = {
+            part: part.unused_tokens for layer in self.layers for part, _ in layer._frozen_parts
+        }
         assert capacity_of(self.layers) == sum(part.capacity for part in parts)
         assert sum(parts.values()) * 16 <= sum(layer.tokens for layer in self.layers)
 
@@ -182,10 +190,10 @@ def test_a_long_session_has_few_parts_and_copies_rarely() -> None:
         layer.append(*of([turn] * 100))
         layer.freeze()
         mx.eval(list(layer.arrays()))
-        after = {id(part) for part, _ in layer._frozen}
-        copied += sum(tokens for part, tokens in layer._frozen if id(part) not in before)
+        after = {id(part) for part, _ in layer._frozen_parts}
+        copied += sum(tokens for part, tokens in layer._frozen_parts if id(part) not in before)
         before = after
-        assert len(layer._frozen) <= 2 + math.log2(max(1, layer.tokens / 512))
+        assert len(layer._frozen_parts) <= 2 + math.log2(max(1, layer.tokens / 512))
     assert layer.tokens == 20_000
     assert copied <= layer.tokens * (512 / 100 + math.log2(20_000 / 512))
 
@@ -271,7 +279,7 @@ def test_many_forks_of_a_growing_layer_share_a_few_parts() -> None:
         layer.append(*of([turn] * 40))
         layer.freeze()
         forks.append(layer.fork(layer.tokens - turn % 3))
-    assert max(len(each._frozen) for each in (layer, *forks)) <= 2 + math.log2(
+    assert max(len(each._frozen_parts) for each in (layer, *forks)) <= 2 + math.log2(
         max(1, layer.tokens / 512)
     )
     assert capacity_of([layer, *forks]) == layer.tokens
@@ -289,7 +297,7 @@ def test_parts_that_another_holder_continues_differently_are_unchanged() -> None
     layer.rewind(10)  # so that its next token replaces a token of the other one
     layer.append(*of([7] * 20))
     layer.freeze()
-    assert [tokens for _, tokens in layer._frozen] == [90, 20]
+    assert [tokens for _, tokens in layer._frozen_parts] == [90, 20]
     assert (all_numbers(layer), all_numbers(other)) == ([*range(90), *[7] * 20], list(range(100)))
 
 

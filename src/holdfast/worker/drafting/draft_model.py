@@ -7,7 +7,7 @@ the model that verifies, and a sampled token is often the same in both.
 The draft model has a separate state for each sequence. It is opened late, because a short answer
 never pays for prefilling a long prompt twice: `Drafts` asks for it when the answer has become long
 enough. Before each draft, the state follows the sequence: rejected tokens are dropped, and the new
-ones are part of the first pass. When a sequence ends or is preempted, its state is kept for a while,
+ones are part of the first pass. When a sequence ends or is preempted, its state is cached for a while,
 so that the next turn of the conversation, or the resumed sequence, need not prefill again. States of
 a draft model are never stored: prefilling with it is cheap by comparison, and only the speed of
 answers depends on it.
@@ -37,8 +37,8 @@ from holdfast.worker.kv.live import LiveBase, LiveState, Snapshot
 # how often a drafted token is right, by the number of right ones before it, before any is measured
 _FIRST_RATES = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)
 _MOST_BEHIND = 32  # tokens that the first pass of a draft may add to a state
-_STEP_TOKENS = 256  # capacities are multiples of this
-_LEAST_SHARED = 64  # tokens that a kept state must share with a sequence
+_CAPACITY_STEP_TOKENS = 256  # capacities are multiples of this
+_LEAST_SHARED = 64  # tokens that a cached state must share with a sequence
 _MOST_CACHED = 8  # states of sequences that have ended
 _LATEST_SHARE = 0.2  # of a new measurement in a mean
 _CATCH_UP_SECONDS = 0.02  # by how much prefilling with the draft model may delay a step
@@ -53,15 +53,15 @@ class DraftModelFailed(Exception):
 class DraftState:
     """The state of one sequence in the draft model, and its last draft."""
 
-    name: str  # of the sequence in the draft model's engine
+    name: str  # the request id of the sequence in the draft model's engine
     request: SequenceRequest
     rates: DraftRates
     live: LiveState
-    tokens: npt.NDArray[np.int32]  # those in the state, and possibly more
+    tokens: npt.NDArray[np.int32]  # ids of the tokens in the state, and possibly of further ones
     capacity_tokens: int
     checkpoint: Snapshot | None = None  # before the last draft, if not every layer can rewind
     is_catching_up: bool = False  # whether prefill has begun; a part of it runs before each step
-    right_in_a_row: int = 0  # drafted tokens
+    right_in_a_row: int = 0  # how many drafted tokens were right since the last wrong one
     drafted: list[int] = field(default_factory=list)  # the last draft
     drafted_at: int = 0  # the length of the sequence when it was made
 
@@ -89,19 +89,21 @@ class DraftModel:
         self._most_cached_bytes = most_cached_bytes
         self._clock = clock
         self._rates = DraftRates(first_rates=_FIRST_RATES)
-        self._drafts: dict[str, DraftState] = {}
+        self._drafts: dict[str, DraftState] = {}  # of running sequences, by name
         self._cached: dict[str, DraftState] = {}  # of ended sequences, the oldest first
         self._numbers = itertools.count()
-        self._pass_seconds: dict[int, float] = {}  # by the bits of the number of sequences
+        # mean duration of a pass, by the bit length of the number of sequences in it
+        self._pass_seconds: dict[int, float] = {}
         self.seconds_per_token = 0.0  # of prefill
-        self._is_alone = True
-        self._may_prefill = True
+        self._is_alone = True  # whether the device does nothing else, so that times can be measured
+        self._may_prefill = True  # whether no sequence was prefilled since `begin_step`
         self._warm_up()
 
     def _warm_up(self) -> None:
+        """Compile the kernels, and measure passes and prefill for the first time."""
         request = SequenceRequest(
             request_id="warm-up",
-            prompt_token_ids=TokenIds.of([1 + at % 3 for at in range(_WARM_UP_TOKENS)]),
+            prompt_token_ids=TokenIds.of([1 + index % 3 for index in range(_WARM_UP_TOKENS)]),
             max_tokens=1,
             sampling=SamplingParams(temperature=0.0, seed=0),
         )
@@ -128,13 +130,18 @@ class DraftModel:
 
     def pass_seconds(self, sequences: int) -> float:
         """The duration of a pass for this many sequences, about."""
-        wanted = sequences.bit_length()
-        known = min(self._pass_seconds, key=lambda bits: abs(bits - wanted), default=None)
-        if known is None:
+        wanted_bits = sequences.bit_length()
+        measured_bits = min(
+            self._pass_seconds, key=lambda bits: abs(bits - wanted_bits), default=None
+        )
+        if measured_bits is None:
             return 0.0
-        # sequences cost about as much as tokens of a prompt, in addition to a pass with one
-        more = (1 << wanted) - (1 << known)
-        return max(self._pass_seconds[known] + 0.5 * more * self.seconds_per_token, 0.0)
+        # Of n bits are about 2^n / 2 sequences. In addition to a pass, each costs about as much as a
+        # token of a prompt.
+        more_sequences = (1 << wanted_bits) - (1 << measured_bits)
+        return max(
+            self._pass_seconds[measured_bits] + 0.5 * more_sequences * self.seconds_per_token, 0.0
+        )
 
     def seconds_behind(
         self, request: SequenceRequest, generated: Sequence[int], draft: DraftState | None
@@ -142,12 +149,12 @@ class DraftModel:
         """Estimate how long the draft model must prefill before it can draft for a sequence; 0 if it can
         draft immediately.
         """
-        tokens = len(request.prompt_token_ids) + len(generated)
+        missing_tokens = len(request.prompt_token_ids) + len(generated)
         if draft is not None:
-            tokens -= draft.live.tokens
+            missing_tokens -= draft.live.tokens
         elif self._cached:
-            tokens -= self._best_cached(request, _tokens_of(request, generated))[1]
-        return 0.0 if tokens <= _MOST_BEHIND else tokens * self.seconds_per_token
+            missing_tokens -= self._best_cached(request, _token_ids_of(request, generated))[1]
+        return 0.0 if missing_tokens <= _MOST_BEHIND else missing_tokens * self.seconds_per_token
 
     def chances(self, draft: DraftState | None) -> tuple[float, ...]:
         """For each token that the model would draft for a sequence, the chance that it and all tokens
@@ -166,7 +173,7 @@ class DraftModel:
 
     @property
     def states(self) -> int:
-        """The number of states, with those that are kept."""
+        """The number of states, including the cached ones."""
         return len(self._drafts) + len(self._cached)
 
     def can_draft(self, tokens: int) -> bool:
@@ -174,51 +181,53 @@ class DraftModel:
         return tokens + MOST_DRAFTED <= self._context_tokens
 
     def open(self, request: SequenceRequest, generated: Sequence[int]) -> DraftState | None:
-        """Make a state for a sequence, from a kept one if one begins with the same tokens. None if
+        """Make a state for a sequence, from a cached one if one begins with the same tokens. None if
         the draft model's context is too small, or the prompt has images.
         """
         if request.images:
             return None
-        tokens = _tokens_of(request, generated)
-        if not self.can_draft(len(tokens)):
+        token_ids = _token_ids_of(request, generated)
+        if not self.can_draft(len(token_ids)):
             return None
         request = self._draft_request(request)
-        kept, shared = self._best_cached(request, tokens)
-        if kept is not None:
-            self._engine.close(kept.name)
-            del self._cached[kept.name]
-        capacity_tokens = _capacity_for(len(tokens))
+        cached, shared_tokens = self._best_cached(request, token_ids)
+        if cached is not None:
+            self._engine.close(cached.name)
+            del self._cached[cached.name]
+        capacity_tokens = _capacity_for(len(token_ids))
         draft = DraftState(
             name=request.request_id,
             request=request,
             rates=DraftRates(self._rates),
-            live=self._opened(request, generated, capacity_tokens, cached=kept, shared=shared),
-            tokens=tokens,
+            live=self._open_in_engine(
+                request, generated, capacity_tokens, cached=cached, shared_tokens=shared_tokens
+            ),
+            tokens=token_ids,
             capacity_tokens=capacity_tokens,
         )
         self._drafts[draft.name] = draft
         return draft
 
-    def _opened(
+    def _open_in_engine(
         self,
         request: SequenceRequest,
         generated: Sequence[int],
         capacity_tokens: int,
         *,
         cached: DraftState | None,
-        shared: int,
+        shared_tokens: int,
     ) -> LiveState:
-        """Open a sequence that takes over the first `shared` tokens of a kept state, or those before
-        the checkpoint if the state cannot go back to them.
+        """Open a sequence that takes over the first `shared_tokens` tokens of a cached state, or those
+        before its checkpoint if the state cannot go back to them. cached: None: begin with no tokens.
         """
         base = None
         snapshots: tuple[Snapshot, ...] = ()
         if cached is not None:
-            if not cached.live.can_rewind(shared):
+            if not cached.live.can_rewind(shared_tokens):
                 assert cached.checkpoint is not None, "the state cannot go back"
-                shared = cached.checkpoint.start
+                shared_tokens = cached.checkpoint.start
                 snapshots = (cached.checkpoint,)
-            base = LiveBase(state=cached.live, tokens=shared, use="moved")
+            base = LiveBase(state=cached.live, tokens=shared_tokens, use="moved")
         return self._engine.open(
             request,
             generated=tuple(generated),
@@ -247,24 +256,28 @@ class DraftModel:
         )
 
     def _best_cached(
-        self, request: SequenceRequest, tokens: npt.NDArray[np.int32]
+        self, request: SequenceRequest, token_ids: npt.NDArray[np.int32]
     ) -> tuple[DraftState | None, int]:
-        """The kept state of the same tenant that shares the most tokens with a sequence, if it can go
+        """The cached state of the same tenant that shares the most tokens with a sequence, if it can go
         back to them; and their number. None and 0: no state shares enough.
         """
         best: DraftState | None = None
         longest = 0
-        for each in self._cached.values():
-            if each.request.tenant != request.tenant:
+        for draft in self._cached.values():
+            if draft.request.tenant != request.tenant:
                 continue
-            shared = min(_common(each.tokens, tokens), each.live.tokens, len(tokens) - 1)
-            if shared > max(longest, _LEAST_SHARED) and _can_return(each, shared):
-                best = each
-                longest = shared
+            shared_tokens = min(
+                _common_length(draft.tokens, token_ids), draft.live.tokens, len(token_ids) - 1
+            )
+            if shared_tokens > max(longest, _LEAST_SHARED) and _can_return(draft, shared_tokens):
+                best = draft
+                longest = shared_tokens
         return best, longest
 
     def retain_only(self, drafts: Collection[DraftState]) -> None:
-        """Close the states of all other sequences, because they have ended or wait."""
+        """Close all other states, because their sequences have ended or wait; those of requests whose
+        state may be kept (`is_kept`) are cached.
+        """
         if len(drafts) == len(self._drafts):
             return
         names = {each.name for each in drafts}
@@ -277,7 +290,7 @@ class DraftModel:
         self.evict_cached(self._most_cached_bytes)
 
     def evict_cached(self, most_bytes: int) -> None:
-        """Drop the oldest kept states, so that the others take at most this many bytes."""
+        """Drop the oldest cached states, so that the others take at most this many bytes."""
         sizes = {name: _bytes_of(draft.live) for name, draft in self._cached.items()}
         for name in list(self._cached):
             if len(self._cached) <= _MOST_CACHED and sum(sizes.values()) <= most_bytes:
@@ -287,6 +300,7 @@ class DraftModel:
             self._engine.close(name)
 
     def _forget(self, draft: DraftState) -> None:
+        """Close the state of a running sequence."""
         del self._drafts[draft.name]
         self._engine.close(draft.name)
 
@@ -294,34 +308,36 @@ class DraftModel:
 
     def learn(self, draft: DraftState, generated: Sequence[int]) -> None:
         """Learn from the last draft of a sequence, when the real tokens at its positions are known."""
-        new = generated[draft.drafted_at - len(draft.request.prompt_token_ids) :]
-        for drafted, token in zip(draft.drafted, new, strict=False):
+        new_tokens = generated[draft.drafted_at - len(draft.request.prompt_token_ids) :]
+        for drafted, token in zip(draft.drafted, new_tokens, strict=False):
             is_right = drafted == token
             draft.rates.learn_match(draft.right_in_a_row, is_right=is_right)
             draft.right_in_a_row = draft.right_in_a_row + 1 if is_right else 0
             if not is_right:
                 break
-        if new:
+        if new_tokens:
             draft.drafted = []
 
     def catch_up(self, draft: DraftState, generated: Sequence[int]) -> bool:
         """Prefill some missing tokens, for one sequence per step. Returns whether a draft can be made."""
-        known = self._sync(draft, generated)
-        behind = known - draft.live.tokens
-        draft.is_catching_up = behind > _MOST_BEHIND
+        sequence_tokens = self._follow_sequence(draft, generated)
+        missing_tokens = sequence_tokens - draft.live.tokens
+        draft.is_catching_up = missing_tokens > _MOST_BEHIND
         if not draft.is_catching_up:
             return True
         if not self._may_prefill:
             return False
         self._may_prefill = False
-        tokens = behind - 1
+        prefill_tokens = missing_tokens - 1
         if self.seconds_per_token:
-            tokens = min(tokens, max(_MOST_BEHIND, int(_CATCH_UP_SECONDS / self.seconds_per_token)))
+            prefill_tokens = min(
+                prefill_tokens, max(_MOST_BEHIND, int(_CATCH_UP_SECONDS / self.seconds_per_token))
+            )
         began_at = self._clock()
         start = draft.live.tokens
-        self._run([Span(request_id=draft.name, start=start, tokens=tokens, samples=False)])
-        self._measure_prefill((self._clock() - began_at) / tokens)
-        draft.is_catching_up = behind - tokens > _MOST_BEHIND
+        self._run([Span(request_id=draft.name, start=start, tokens=prefill_tokens, samples=False)])
+        self._measure_prefill((self._clock() - began_at) / prefill_tokens)
+        draft.is_catching_up = missing_tokens - prefill_tokens > _MOST_BEHIND
         return not draft.is_catching_up
 
     def extend(self, drafts: Sequence[tuple[DraftState, Sequence[int]]], *, depth: int) -> None:
@@ -331,17 +347,19 @@ class DraftModel:
         began_at = self._clock()
         spans = []
         for draft, generated in drafts:
-            known = self._sync(draft, generated)
+            sequence_tokens = self._follow_sequence(draft, generated)
             start = draft.live.tokens
             draft.checkpoint = None
             if start and not all(leaf.grows for leaf in draft.live.leaves):
                 draft.checkpoint = draft.live.copy_checkpoint()
                 mx.eval(list(draft.checkpoint.arrays))
             spans.append(
-                Span(request_id=draft.name, start=start, tokens=known - start, samples=True)
+                Span(
+                    request_id=draft.name, start=start, tokens=sequence_tokens - start, samples=True
+                )
             )
             draft.drafted = []
-            draft.drafted_at = known
+            draft.drafted_at = sequence_tokens
         for _ in range(depth):
             for (draft, _), result in zip(drafts, self._run(spans), strict=True):
                 draft.drafted += result.token_ids
@@ -354,61 +372,77 @@ class DraftModel:
         self._measure_passes(len(drafts), (self._clock() - began_at) / depth)
 
     def _run(self, spans: Iterable[Span]) -> tuple[SpanResult, ...]:
+        """Run one step of the draft model. Waits for it. Raises DraftModelFailed."""
         results = self._engine.collect(self._engine.dispatch(StepPlan(spans=tuple(spans))))
         for result in results:
             if result.failure or result.refusal:
                 raise DraftModelFailed(result.failure or result.refusal)
         return results
 
-    def _sync(self, draft: DraftState, generated: Sequence[int]) -> int:
+    def _follow_sequence(self, draft: DraftState, generated: Sequence[int]) -> int:
         """Drop the tokens of a state that its sequence does not have. Returns the sequence's length."""
-        known = len(draft.request.prompt_token_ids) + len(generated)
-        tokens = _tokens_of(draft.request, generated)
-        shared = min(_common(draft.tokens, tokens), draft.live.tokens, known - 1)
-        if not draft.live.can_rewind(shared):
-            self._reopen(draft, generated, shared)
+        sequence_tokens = len(draft.request.prompt_token_ids) + len(generated)
+        token_ids = _token_ids_of(draft.request, generated)
+        shared_tokens = min(
+            _common_length(draft.tokens, token_ids), draft.live.tokens, sequence_tokens - 1
+        )
+        if not draft.live.can_rewind(shared_tokens):
+            self._reopen(draft, generated, shared_tokens)
         else:
-            self._engine.replace_answer(draft.name, generated=generated, kept_tokens=shared)
-        draft.tokens = tokens
-        if known + MOST_DRAFTED > draft.capacity_tokens:
-            draft.capacity_tokens = _capacity_for(known)
+            self._engine.replace_answer(draft.name, generated=generated, kept_tokens=shared_tokens)
+        draft.tokens = token_ids
+        if sequence_tokens + MOST_DRAFTED > draft.capacity_tokens:
+            draft.capacity_tokens = _capacity_for(sequence_tokens)
             self._engine.reserve_tokens(draft.name, draft.capacity_tokens)
-        return known
+        return sequence_tokens
 
-    def _reopen(self, draft: DraftState, generated: Sequence[int], shared: int) -> None:
-        """Go back to the checkpoint before the last draft, or begin again."""
+    def _reopen(self, draft: DraftState, generated: Sequence[int], shared_tokens: int) -> None:
+        """Go back to the checkpoint before the last draft, or begin again if that is too late.
+
+        shared_tokens: the first tokens, which the state has in common with the sequence.
+        """
         self._engine.close(draft.name)
-        kept = draft if _can_return(draft, shared) else None
-        draft.live = self._opened(
-            draft.request, generated, draft.capacity_tokens, cached=kept, shared=shared
+        reusable = draft if _can_return(draft, shared_tokens) else None
+        draft.live = self._open_in_engine(
+            draft.request,
+            generated,
+            draft.capacity_tokens,
+            cached=reusable,
+            shared_tokens=shared_tokens,
         )
 
     def _measure_passes(self, sequences: int, seconds: float) -> None:
+        """Update the mean duration of a pass for this many sequences."""
         if not self._is_alone:
             return
         bits = sequences.bit_length()
-        before = self._pass_seconds.get(bits, seconds)
+        mean_seconds = self._pass_seconds.get(bits, seconds)
         # an interruption is not the cost of a pass
-        latest = min(seconds, 4.0 * before)
-        self._pass_seconds[bits] = before + _LATEST_SHARE * (latest - before)
+        new_seconds = min(seconds, 4.0 * mean_seconds)
+        self._pass_seconds[bits] = mean_seconds + _LATEST_SHARE * (new_seconds - mean_seconds)
 
     def _measure_prefill(self, seconds: float) -> None:
+        """Update the mean duration of prefill. seconds: per token."""
         if not self._is_alone:
             return
-        before = self.seconds_per_token or seconds
-        self.seconds_per_token = before + _LATEST_SHARE * (min(seconds, 4.0 * before) - before)
+        mean_seconds = self.seconds_per_token or seconds
+        self.seconds_per_token = mean_seconds + _LATEST_SHARE * (
+            min(seconds, 4.0 * mean_seconds) - mean_seconds
+        )
 
 
-def _tokens_of(request: SequenceRequest, generated: Sequence[int]) -> npt.NDArray[np.int32]:
+def _token_ids_of(request: SequenceRequest, generated: Sequence[int]) -> npt.NDArray[np.int32]:
+    """The tokens of a sequence: its prompt, and what it has generated."""
     packed = request.prompt_token_ids.packed + TokenIds.of(generated).packed
     return np.frombuffer(packed, dtype="<i4")
 
 
 def _capacity_for(tokens: int) -> int:
-    return -(-(tokens + MOST_DRAFTED + 1) // _STEP_TOKENS) * _STEP_TOKENS
+    """The capacity, in tokens, for a sequence of this length and its draft."""
+    return -(-(tokens + MOST_DRAFTED + 1) // _CAPACITY_STEP_TOKENS) * _CAPACITY_STEP_TOKENS
 
 
-def _common(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
+def _common_length(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
     """The length of the longest common beginning."""
     length = min(len(first), len(second))
     differences = np.flatnonzero(first[:length] != second[:length])
@@ -416,6 +450,7 @@ def _common(first: npt.NDArray[np.int32], second: npt.NDArray[np.int32]) -> int:
 
 
 def _can_return(draft: DraftState, tokens: int) -> bool:
+    """Whether a state can go back to its first `tokens` tokens, or to a checkpoint before them."""
     checkpoint = draft.checkpoint
     return draft.live.can_rewind(tokens) or (checkpoint is not None and checkpoint.start <= tokens)
 

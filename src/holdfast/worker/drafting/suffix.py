@@ -5,7 +5,7 @@ Answers often repeat parts of their prompt: edits repeat the file, tool calls re
 paths, later turns repeat facts. A `SuffixDrafter` finds an earlier place whose preceding tokens are
 the last tokens of the sequence, and drafts the tokens that follow that place. While they are
 right, it continues from there, without a search. Otherwise it looks up the places of the last
-two tokens, and takes the one that agrees with the most tokens before them.
+two tokens, and takes the one that agrees with the most tokens before them (the longest match).
 
 Every new token also shows whether it would have been drafted. So the chance that a drafted token is
 right is measured all the time, by the length of the match, even while no draft is used.
@@ -101,9 +101,11 @@ class SuffixDrafter:
         expected: TokenIds = NO_TOKENS,
     ) -> None:
         """rates: those of the model. others: further texts that the answer may repeat, the likeliest
-        last. expected: what the client expects the answer to be; empty: nothing.
+        last. expected: what the client expects the answer to be; empty: nothing is expected.
         """
         self._rates = DraftRates(DraftRates() if rates is None else rates)
+        # the other texts, each with a separator, and then the sequence from `_sequence_start` on; a
+        # place is an index into this array
         self._tokens = array("i")
         expected_start = 0
         for text in (*others, expected):
@@ -113,8 +115,9 @@ class SuffixDrafter:
                 self._tokens.append(_SEPARATOR)
         self._sequence_start = len(self._tokens)
         self._tokens.frombytes(prompt.packed)
-        # The places after each pair of tokens: the latest one, and for each place, the one before it
-        # of the same pair (0: none). `_earlier` also tells how many tokens are indexed.
+        # The places after each pair of tokens (two tokens in one number): the latest one, and for
+        # each place, the one before it of the same pair (0: none). The length of `_earlier` is one
+        # more than the number of indexed tokens.
         self._latest: dict[int, int] = {}
         self._earlier = array("i", (0, 0))
         # where the drafted tokens begin, and how many tokens before that place agree with the last
@@ -123,6 +126,7 @@ class SuffixDrafter:
         self._match_length = _LONGEST_MATCH // 2 if expected else 0
 
     def __len__(self) -> int:
+        """The number of tokens of the sequence."""
         return len(self._tokens) - self._sequence_start
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -137,32 +141,34 @@ class SuffixDrafter:
         begins.
         """
         tokens = self._tokens
-        at = self._draft_start
-        replaced = None
-        if at is not None:
-            is_right = tokens[at] == token_id
+        draft_start = self._draft_start
+        after_replaced_token = None
+        if draft_start is not None:
+            is_right = tokens[draft_start] == token_id
             self._rates.learn(_size_class(self._match_length), is_right=is_right)
             if is_right:
-                self._draft_start = at + 1
+                self._draft_start = draft_start + 1
                 self._match_length += 1
             else:
                 self._draft_start = None
+                # after a long match, the sequence may go on as before with one other token
                 if self._match_length >= _LONG_MATCH:
-                    replaced = at + 1
+                    after_replaced_token = draft_start + 1
         tokens.append(token_id)
         if self._draft_start is None and len(tokens) > 1:
             self._search(self._latest.get(tokens[-2] << 32 | token_id, 0))
-            if self._draft_start is None and replaced is not None:
-                self._draft_start = replaced
+            if self._draft_start is None and after_replaced_token is not None:
+                self._draft_start = after_replaced_token
                 self._match_length = 0
         self._index(1)
 
-    def _index(self, most: int) -> None:
+    def _index(self, most_tokens: int) -> None:
+        """Index the next tokens, so that `_search` finds the places after them."""
         tokens = self._tokens
         latest = self._latest
         earlier = self._earlier
-        first = len(earlier) - 1
-        for end in range(first + 1, min(first + most, len(tokens)) + 1):
+        indexed_end = len(earlier) - 1
+        for end in range(indexed_end + 1, min(indexed_end + most_tokens, len(tokens)) + 1):
             pair = tokens[end - 2] << 32 | tokens[end - 1]
             earlier.append(latest.get(pair, 0))
             latest[pair] = end
@@ -183,22 +189,23 @@ class SuffixDrafter:
         """How many tokens before a place are the last ones of the sequence, up to a limit."""
         tokens = self._tokens
         end = len(tokens)
-        most = min(place, _LONGEST_MATCH)
-        length = 2
-        while length < most and tokens[place - 1 - length] == tokens[end - 1 - length]:
+        most_tokens = min(place, _LONGEST_MATCH)
+        length = 2  # the places of a pair agree in two tokens
+        while length < most_tokens and tokens[place - 1 - length] == tokens[end - 1 - length]:
             length += 1
         return length
 
-    def draft(self, most: int = MOST_DRAFTED) -> Draft:
-        """The tokens that are expected next, at most `most`; none if nothing matches."""
-        at = self._draft_start
-        if at is None:
+    def draft(self, most_tokens: int = MOST_DRAFTED) -> Draft:
+        """The tokens that are expected next, at most `most_tokens`; none if nothing matches."""
+        draft_start = self._draft_start
+        if draft_start is None:
             return NO_DRAFT
-        drafted = self._tokens[at : at + most].tolist()
+        drafted = self._tokens[draft_start : draft_start + most_tokens].tolist()
         if min(drafted) < 0:
             drafted = list(itertools.takewhile(lambda token_id: token_id >= 0, drafted))
-        elif at + most > len(self._tokens):  # a text that repeats itself continues as it began
-            drafted = (drafted * most)[:most]
+        elif draft_start + most_tokens > len(self._tokens):
+            # a text that repeats itself continues as it began
+            drafted = (drafted * most_tokens)[:most_tokens]
         rates = self._rates.rates
         chances: list[float] = []
         chance = 1.0

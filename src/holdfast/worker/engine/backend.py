@@ -72,8 +72,8 @@ class Scores:
 
 
 class SampleRows(Protocol):
-    """Samples one token per row, uint32 [rows], as `token_sampling.sample_tokens` does. Evaluates the logits,
-    fp32 [rows, vocab].
+    """Samples one token per row, uint32 [rows], as `token_sampling.sample_tokens` does. Evaluates the
+    logits, fp32 [rows, vocab]. keys: the random key of each row (`token_sampling.random_key`).
     """
 
     def __call__(
@@ -89,11 +89,13 @@ class StepOperations:
     """Computes the operations of a model's steps. This default calls MLX's own operations."""
 
     def share(self, offset: mx.array) -> mx.array:
-        """Tell that the positions of the step's rows are these, and do not change. Returns them."""
+        """Announce the positions of the step's rows, int [rows], which every layer will get. A
+        subclass may return an array for which it reuses what it computes from them. Returns them.
+        """
         return offset
 
     def step(self) -> AbstractContextManager[None]:
-        """A step is laid out within this block."""
+        """A context within which one step is laid out."""
         return nullcontext()
 
 
@@ -150,7 +152,8 @@ class Backend:
     def attend_one(
         self, queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]
     ) -> mx.array | None:
-        """Attention of one query per head in MLX operations; None: by MLX's own function.
+        """Attention of one query per head, composed of MLX operations; None: MLX's attention function
+        computes it.
 
         queries: scaled, [1, heads, 1, head_dim]. parts: adjoining keys and values, [1, kv_heads,
         tokens, head_dim].
@@ -170,7 +173,8 @@ class Backend:
     def operations(self, *, transposes_once: bool) -> StepOperations:
         """How the operations of one model's steps are computed.
 
-        transposes_once: whether all linear layers of a step get inputs of the usual strides.
+        transposes_once: whether a linear layer may keep its weight transposed. This requires that no
+            input has unusual strides, as in some recurrent layers, for which BLAS rounds differently.
         """
         return StepOperations()
 
@@ -199,7 +203,9 @@ class Backend:
     # -- weights
 
     def stored_refused(self) -> str:
-        """Why no layer can compute with its stored weights; empty if layers can."""
+        """Why the backend cannot compute layers from their weights as stored in the file (for
+        example quantized); empty if it can.
+        """
         return "MLX computes all layers"
 
     def keeps_stored(self, module: Module) -> bool:

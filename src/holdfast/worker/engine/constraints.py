@@ -59,14 +59,14 @@ class GrammarVocabulary:
         config = tokenizer_config(folder)
         special_tokens = named_special_tokens(config)
         add_missing_tokens(backend, config, special_tokens)
-        ends = end_token_ids(backend, special_tokens, named=eos_token_ids(folder))
-        return GrammarVocabulary(tokenizer_json=backend.to_str(), end_token_ids=ends)
+        end_ids = end_token_ids(backend, special_tokens, named=eos_token_ids(folder))
+        return GrammarVocabulary(tokenizer_json=backend.to_str(), end_token_ids=end_ids)
 
 
 class GrammarMatcher:
     """Follows the tokens of one answer through a grammar."""
 
-    __slots__ = ("_end_token_id", "_matcher", "_own_end_token_ids", "_tokenizer")
+    __slots__ = ("_end_token_id", "_matcher", "_request_end_token_ids", "_tokenizer")
 
     def __init__(
         self,
@@ -74,15 +74,15 @@ class GrammarMatcher:
         tokenizer: LLTokenizer,
         *,
         end_token_id: int,
-        own_end_token_ids: tuple[int, ...],
+        request_end_token_ids: tuple[int, ...],
     ) -> None:
-        """end_token_id: an end token that the grammar knows. own_end_token_ids: end tokens of the
-        request that the grammar does not know; they are treated like `end_token_id`.
+        """end_token_id: an end token of the tokenizer. request_end_token_ids: further tokens that
+        end this answer, which llguidance does not know; they are treated like `end_token_id`.
         """
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._end_token_id = end_token_id
-        self._own_end_token_ids = own_end_token_ids
+        self._request_end_token_ids = request_end_token_ids
 
     @property
     def error(self) -> str:
@@ -95,7 +95,7 @@ class GrammarMatcher:
             self._matcher.deep_copy(),
             self._tokenizer,
             end_token_id=self._end_token_id,
-            own_end_token_ids=self._own_end_token_ids,
+            request_end_token_ids=self._request_end_token_ids,
         )
 
     def forced(self) -> tuple[int, ...]:
@@ -109,8 +109,12 @@ class GrammarMatcher:
         return int(self._matcher.validate_tokens(list(token_ids)))
 
     def add(self, token_id: int) -> bool:
-        """Add a token; returns whether it was allowed."""
-        if token_id in self._own_end_token_ids and not self._matcher.validate_tokens([token_id]):
+        """Add a token; returns whether it was allowed. If the grammar does not allow an end token of the
+        request as such, that token ends the answer like `end_token_id`.
+        """
+        if token_id in self._request_end_token_ids and not self._matcher.validate_tokens(
+            [token_id]
+        ):
             token_id = self._end_token_id
         return bool(self._matcher.consume_token(token_id))
 
@@ -121,24 +125,29 @@ class GrammarMatcher:
         """
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if np.count_nonzero(words) == 1:
-            self._cut_marker(words)
-        if self._own_end_token_ids and _bit(words, self._end_token_id):
-            for token_id in self._own_end_token_ids:
+            self._allow_text_of_special_token(words)
+        if self._request_end_token_ids and _is_allowed(words, self._end_token_id):
+            for token_id in self._request_end_token_ids:
                 words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
         return not self._matcher.is_error() and bool(words.any())
 
-    def _cut_marker(self, words: Words) -> None:
+    def _allow_text_of_special_token(self, words: Words) -> None:
         """If a grammar forces text that is also a special token, llguidance allows only that token,
         and then refuses it. Allow the ordinary token of the text's first byte instead.
+
+        words: the mask of allowed tokens, of which one word is not 0. It is changed in place.
         """
-        place = int(np.flatnonzero(words)[0])
-        word = int(words.view(np.uint32)[place])
-        if word & (word - 1) or self._matcher.validate_tokens([place * 32 + word.bit_length() - 1]):
+        word_index = int(np.flatnonzero(words)[0])
+        bits = int(words.view(np.uint32)[word_index])
+        # several tokens are allowed, or llguidance accepts the only one
+        if bits & (bits - 1) or self._matcher.validate_tokens(
+            [word_index * 32 + bits.bit_length() - 1]
+        ):
             return
-        forced = self._matcher.compute_ff_bytes()
-        if forced:
-            words[place] = 0
-            token_id = self._tokenizer.tokenize_bytes(forced[:1])[0]
+        forced_text = self._matcher.compute_ff_bytes()
+        if forced_text:
+            words[word_index] = 0
+            token_id = self._tokenizer.tokenize_bytes(forced_text[:1])[0]
             words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
 
 
@@ -164,7 +173,7 @@ class Grammars:
             isinstance(self._source, Path)
             and _file_bytes(self._source / "tokenizer.json") >= LARGE_FILE_BYTES
         ):
-            threading.Thread(target=self._build_if_possible, name="holdfast-grammars").start()
+            threading.Thread(target=self._try_to_build_tokenizer, name="holdfast-grammars").start()
 
     def matcher(self, grammar: str, *, stop_token_ids: Iterable[int] = ()) -> GrammarMatcher:
         """Create a matcher at the start of a grammar.
@@ -175,46 +184,52 @@ class Grammars:
         """
         compiled = self._compiled.get(grammar) or self._compile(grammar)
         self._compiled.put(grammar, compiled)
-        tokenizer = self._built()
-        known = tokenizer.eos_tokens
-        own = tuple(
+        tokenizer = self._built_tokenizer()
+        end_token_ids = tokenizer.eos_tokens
+        request_end_token_ids = tuple(
             token_id
             for token_id in stop_token_ids
-            if token_id not in known and token_id < self._vocab_size
+            if token_id not in end_token_ids and token_id < self._vocab_size
         )
         return GrammarMatcher(
-            compiled.deep_copy(), tokenizer, end_token_id=known[0], own_end_token_ids=own
+            compiled.deep_copy(),
+            tokenizer,
+            end_token_id=end_token_ids[0],
+            request_end_token_ids=request_end_token_ids,
         )
 
     def _compile(self, grammar: str) -> LLMatcher:
+        """A matcher at the start of a grammar, to be copied for each answer. Raises InvalidRequest."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._built(), grammar, log_level=0)
+        matcher = LLMatcher(self._built_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
             raise InvalidRequest(
                 f"the grammar cannot be used: {first_line(matcher.get_error())}", field="grammar"
             )
         return matcher
 
-    def _build_if_possible(self) -> None:
+    def _try_to_build_tokenizer(self) -> None:
+        """Build the tokenizer in a thread of its own, before it is needed."""
         try:
-            self._built()
+            self._built_tokenizer()
         except HoldfastError:
             return  # the first request with a grammar gets the error
 
-    def _built(self) -> LLTokenizer:
+    def _built_tokenizer(self) -> LLTokenizer:
+        """llguidance's tokenizer, built at the first call; any thread. Raises InvalidRequest."""
         from llguidance import LLTokenizer
 
         with self._lock:
             if self._tokenizer is None:
                 try:
                     source = self._source
-                    known = (
+                    vocabulary = (
                         GrammarVocabulary.of_folder(source) if isinstance(source, Path) else source
                     )
-                    ends = list(known.end_token_ids) or None
+                    end_token_ids = list(vocabulary.end_token_ids) or None
                     self._tokenizer = LLTokenizer(
-                        known.tokenizer_json, n_vocab=self._vocab_size, eos_token=ends
+                        vocabulary.tokenizer_json, n_vocab=self._vocab_size, eos_token=end_token_ids
                     )
                 except (ModelLoadError, ValueError) as error:
                     raise InvalidRequest(
@@ -230,7 +245,8 @@ def first_line(text: str) -> str:
     return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 1] + "…"
 
 
-def _bit(words: Words, token_id: int) -> bool:
+def _is_allowed(words: Words, token_id: int) -> bool:
+    """Whether a mask allows a token."""
     return bool(words.view(np.uint32)[token_id // 32] >> np.uint32(token_id % 32) & np.uint32(1))
 
 
@@ -250,16 +266,17 @@ class ThoughtMeter:
         self._end_marker = budget.end_token_ids
         self._tokens_left = budget.tokens
         self._is_thinking = not budget.start_token_ids
-        # the latest tokens since the thought began or ended, at most as many as the marker has
-        self._since: list[int] = []
+        # since the thought began or ended; at most as many as the awaited marker has
+        self._latest_tokens: list[int] = []
 
     def add(self, token_id: int) -> None:
+        """Add the next token of the answer; it may complete the marker that is awaited."""
         marker = self._end_marker if self._is_thinking else self._start_marker
         self._tokens_left -= self._is_thinking
-        self._since = [*self._since, token_id][-len(marker) :] if marker else []
-        if marker and tuple(self._since) == marker:
+        self._latest_tokens = [*self._latest_tokens, token_id][-len(marker) :] if marker else []
+        if marker and tuple(self._latest_tokens) == marker:
             self._is_thinking = not self._is_thinking
-            self._since = []
+            self._latest_tokens = []
 
     @property
     def forced_tokens(self) -> tuple[int, ...]:
@@ -268,13 +285,15 @@ class ThoughtMeter:
         """
         if not self._is_thinking or self._tokens_left > 0:
             return ()
-        return self._end_marker[_begun(self._end_marker, self._since) :]
+        return self._end_marker[_matched_length(self._end_marker, self._latest_tokens) :]
 
 
-def _begun(marker: Sequence[int], tokens: Sequence[int]) -> int:
+def _matched_length(marker: Sequence[int], tokens: Sequence[int]) -> int:
     """The length of the longest incomplete prefix of the marker with which `tokens` ends."""
-    most = min(len(tokens), len(marker) - 1)
-    return next((n for n in range(most, 0, -1) if tuple(tokens[-n:]) == tuple(marker[:n])), 0)
+    most_tokens = min(len(tokens), len(marker) - 1)
+    return next(
+        (n for n in range(most_tokens, 0, -1) if tuple(tokens[-n:]) == tuple(marker[:n])), 0
+    )
 
 
 class Constraints:
@@ -328,6 +347,7 @@ class Constraints:
         return constraint
 
     def _matcher(self, request: SequenceRequest) -> GrammarMatcher:
+        """A matcher at the start of the request's grammar. Raises InvalidRequest."""
         if self._grammars is None:
             raise InvalidRequest("this model does not support grammars", field="grammar")
         return self._grammars.matcher(request.grammar, stop_token_ids=request.stop_token_ids)
@@ -337,12 +357,13 @@ class Constraints:
 class SequenceConstraint:
     """Limits the next token of one sequence, given the tokens that it has generated."""
 
-    matcher: GrammarMatcher | None
-    meter: ThoughtMeter | None
-    figures: ConstraintFigures
+    matcher: GrammarMatcher | None  # None: the request has no grammar
+    meter: ThoughtMeter | None  # None: the request has no thinking budget
+    figures: ConstraintFigures  # counters of all sequences of the model
     failure: str = field(default="", init=False)  # why no token can be generated any more
 
     def add(self, token_id: int) -> None:
+        """Add the next token. If the grammar does not allow it, `failure` is set."""
         if self.meter is not None:
             self.meter.add(token_id)
         if self.matcher is not None and not self.failure and not self.matcher.add(token_id):

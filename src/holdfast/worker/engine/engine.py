@@ -11,6 +11,10 @@ copy every KV buffer once per step on the CPU: 3.5 ms instead of 0.3 ms, measure
 The mask of a constrained sequence depends on its previous token, which the host has to know. If a
 step contains such a sequence, its forward pass is laid out and launched as usual; while it runs,
 the host reads the previous tokens, fills the mask and lays out the sampling.
+
+A span (`plan.Span`) is the part of one sequence that a step computes: a chunk of its prompt, or its
+last token and drafted ones. In the prompt, image keys (negative ids that identify an image) stand
+for the tokens of an image.
 """
 
 from __future__ import annotations
@@ -85,7 +89,7 @@ class PendingStep:
     is_computed: bool  # the forward pass has computed everything: there is nothing to wait for
 
     def rows(self) -> Iterator[tuple[SequenceSpan, range]]:
-        """The spans that sample, each with its rows in `sampled`."""
+        """Yield the spans that sample, each with its rows in `sampled`."""
         start = 0
         for each in self.sampling_spans:
             rows = range(start, start + len(each.wanted_rows))
@@ -93,6 +97,7 @@ class PendingStep:
             yield each, rows
 
     def launch(self) -> None:
+        """Start to compute the step. Does not wait."""
         mx.async_eval(self.outputs)  # type: ignore[no-untyped-call]
         self.outputs = []  # so that nothing holds the KV buffers when the next step starts
 
@@ -159,7 +164,8 @@ class Engine:
     def shortest_span(self, request_id: RequestId, start: int) -> int:
         """The smallest number of tokens of a span of a prompt that begins at position `start`."""
         parts = self.indivisible(self._sequences[request_id].request)
-        return next((end - start for first, end in parts if first <= start < end), 1)
+        # inside such a part: the rest of it
+        return next((end - start for part_start, end in parts if part_start <= start < end), 1)
 
     def longest_span(self, request_id: RequestId, start: int) -> int:
         """The largest number of tokens of a span of a sequence that begins at position `start`."""
@@ -191,6 +197,7 @@ class Engine:
         if token_ids and max(token_ids) >= self._vocab_size:
             end = next(at for at, token in enumerate(token_ids) if token >= self._vocab_size)
             token_ids = token_ids[:end]
+        # image keys are negative
         assert min(token_ids, default=0) >= 0, "an image key was drafted"
         if sequence.constraint is not None:
             token_ids = sequence.constraint.draft(token_ids)
@@ -201,7 +208,7 @@ class Engine:
 
     @property
     def ends_spans_at_blocks(self) -> bool:
-        """Whether spans must not cross borders of quantized blocks; see `Runner.ends_spans_at_blocks`."""
+        """Whether no span may cross the border of a block of quantized keys and values."""
         return self._runner.ends_spans_at_blocks
 
     def open(
@@ -232,8 +239,7 @@ class Engine:
             request, live=live, vocab_size=self._vocab_size, generated=generated
         )
         sequence.constraint = self._constraints.for_request(request, generated=generated)
-        # Last, because a live state that is moved here would be lost if the request were refused
-        # later.
+        # after all that may refuse the request: a live state that was moved here would be lost
         sequence.start_from(base, snapshots)
         if request.images:
             if self.images is None:
@@ -260,11 +266,11 @@ class Engine:
         sequence = self._sequences[request_id]
         live = sequence.live
         live.rewind(live.tokens - kept_tokens)
-        fresh = EngineSequence.begin(
+        continued = EngineSequence.begin(
             sequence.request, live=live, vocab_size=self._vocab_size, generated=tuple(generated)
         )
-        sequence.known_token_ids = fresh.known_token_ids
-        sequence.sampler = fresh.sampler
+        sequence.known_token_ids = continued.known_token_ids
+        sequence.sampler = continued.sampler
         sequence.sampled = None
 
     def limit_thoughts(
@@ -285,36 +291,41 @@ class Engine:
         """Yield sets of open sequences that `quantize` could convert, with the effect on memory: first
         single sequences, then groups that share tokens; the longest first in both.
         """
-        able: dict[RequestId, LiveState] = {}
+        convertible: dict[RequestId, LiveState] = {}
         groups: dict[object, tuple[RequestId, ...]] = {}
         for request_id in request_ids:
             live = self._sequences[request_id].live
             if live.can_quantize():
-                able[request_id] = live
-                beginning = shared_beginning(live) or request_id
-                groups[beginning] = (*groups.get(beginning, ()), request_id)
-        singles = [(request_id,) for request_id in able]
-        for kind in (singles, [group for group in groups.values() if len(group) > 1]):
-            counted = [
-                (each, Conversion.of([able[name] for name in each], BITS[AUTO_WHEN_SHORT]))
-                for each in kind
+                convertible[request_id] = live
+                shared_prefix = shared_beginning(live) or request_id
+                groups[shared_prefix] = (*groups.get(shared_prefix, ()), request_id)
+        singles = [(request_id,) for request_id in convertible]
+        for candidates in (singles, [group for group in groups.values() if len(group) > 1]):
+            with_effects = [
+                (
+                    each,
+                    Conversion.of(
+                        [convertible[request_id] for request_id in each], BITS[AUTO_WHEN_SHORT]
+                    ),
+                )
+                for each in candidates
             ]
-            yield from sorted(counted, key=lambda each: each[1].tokens, reverse=True)
+            yield from sorted(with_effects, key=lambda each: each[1].tokens, reverse=True)
 
     def quantize(self, request_id: RequestId) -> StateBytes:
-        """Quantize the keys and values of an open sequence, to `AUTO_WHEN_SHORT`. From then on, none of its state is
-        copied for the prefix cache, because later keys and values depend on when it was quantized.
-        Waits for the device. No pending step may contain the sequence.
+        """Quantize the keys and values of an open sequence to the form `AUTO_WHEN_SHORT`. From then
+        on, none of its state is copied for the prefix cache, because later keys and values depend
+        on when it was quantized. Waits for the device. No pending step may contain the sequence.
 
-        If the device fails, see `is_state_valid`.
+        If the device fails, `is_state_valid` tells whether the sequence can continue.
         """
         sequence = self._sequences[request_id]
         sequence.trim()
-        before = sum(array.nbytes for array in sequence.live.arrays())
+        bytes_before = sum(array.nbytes for array in sequence.live.arrays())
         sequence.live.quantize(self._runner.fresh_layers(AUTO_WHEN_SHORT))
         sequence.copy_policy = None
-        after = sum(array.nbytes for array in sequence.live.arrays())
-        return StateBytes(before=before, after=after)
+        bytes_after = sum(array.nbytes for array in sequence.live.arrays())
+        return StateBytes(before=bytes_before, after=bytes_after)
 
     def is_state_valid(self, request_id: RequestId) -> bool:
         """Whether an open sequence can continue; False if a failed `quantize` has destroyed its state."""
@@ -331,18 +342,19 @@ class Engine:
         Must not be called before the sampling of the previous step is laid out, because this step
         takes its tokens as input.
         """
-        assert all(ahead.unsampled_logits is None for ahead in self._under_way), (
+        assert all(step.unsampled_logits is None for step in self._under_way), (
             "the sampling of the previous step is not laid out yet"
         )
         spans = [SequenceSpan(self._sequences[span.request_id], span) for span in plan.spans]
         for span in plan.spans:
             self.provide_images(span)
         for each in spans:
+            # to return to if drafted tokens are rejected
             if each.span.drafted and self._runner.recomputes_accepted:
                 each.sequence.saved = each.sequence.live.saved()
         logits = self._runner.forward(spans, StepContext())
         for each in spans:
-            each.sequence.repeated = ()
+            each.sequence.repeated = ()  # this step computes them
             if each.sequence.images is not None:
                 each.sequence.images.forget_before(each.span.start + each.span.certain_tokens)
         pending = self._sample(spans, logits)
@@ -389,7 +401,8 @@ class Engine:
         """Copy the part of a sequence's state that is not copied yet, because the sequence is about
         to be closed: blocks, and then its state. Does not wait.
 
-        Returns None if the sequence is empty or its layers lack a snapshot form.
+        Returns None if the sequence is empty, or if its state is in mlx-lm's own cache objects,
+        which cannot be copied.
         """
         sequence = self._sequences[request_id]
         if sequence.live.tokens == 0 or sequence.live.is_foreign:
@@ -455,6 +468,11 @@ class Engine:
         return ImageAnswer(call_id=command.call_id, failures=failures)
 
     def prepare_images(self, request: SequenceRequest, *, start: int, prepared: set[str]) -> bool:
+        """Process the images of a waiting prompt after `start`, or compute the features of one.
+        Returns whether features were computed (`WorkerImages.prepare`).
+
+        prepared: the images that need no more preparation, by name; images are added to it.
+        """
         if self.images is None:
             return False
         return self.images.prepare(request, start=start, prepared=prepared)
@@ -462,13 +480,16 @@ class Engine:
     def has_unprepared_images(
         self, request: SequenceRequest, *, start: int, prepared: Container[str]
     ) -> bool:
-        """Whether a prompt has images after `start` that are neither prepared nor have features."""
+        """Whether a prompt has images after `start` that are not in `prepared` and have no
+        features.
+        """
         if self.images is None or not request.images:
             return False
         return bool(self.images.unprepared(request, start=start, prepared=prepared))
 
     @property
     def is_reading_images(self) -> bool:
+        """Whether the image process has images to process, or results that were not taken."""
         return self.images is not None and self.images.is_busy
 
     def poll_images(self) -> list[ImageAnswer]:
@@ -506,10 +527,10 @@ class Engine:
         """
         mx.clear_cache()
         mx.reset_peak_memory()
-        before = mx.get_active_memory()
+        active_bytes_before = mx.get_active_memory()
         self._prefill_once("step", tokens=tokens)
         self.close("step")
-        return max(0, mx.get_peak_memory() - before), mx.get_cache_memory()
+        return max(0, mx.get_peak_memory() - active_bytes_before), mx.get_cache_memory()
 
     def _prefill_once(self, request_id: RequestId, *, tokens: int, form: KVBits = "native") -> None:
         """Open a sequence with a prompt of arbitrary tokens, and prefill it in one step."""
@@ -558,26 +579,32 @@ class Engine:
             pending.launch()
 
     def _sample_rows(self, pending: PendingStep, logits: mx.array) -> None:
-        states = [
-            state
+        """Lay out the sampling of a step. Its constraints must know all tokens before it.
+
+        logits: [rows, vocabulary], in the order of `PendingStep.rows`.
+        """
+        row_states = [
+            row_state
             for each in pending.sampling_spans
-            for state in each.sequence.sampler.ahead(each.span.drafted)
+            for row_state in each.sequence.sampler.states_after(each.span.drafted)
         ]
         limits = NO_LIMITS
         if any(each.sequence.constraint for each in pending.sampling_spans):
             limits = limits_of(
                 _constraints_of_rows(pending.sampling_spans),
-                rows=len(states),
+                rows=len(row_states),
                 words_per_row=self._constraints.words_per_row,
             )
-        sampled = sample(logits, states, limits, is_computed=pending.is_computed)
+        sampled = sample(logits, row_states, limits, is_computed=pending.is_computed)
         pending.sampled = sampled
         for each, rows in pending.rows():
-            if not each.span.drafted:  # for the others, see `_apply_verified_drafts`
+            # after a draft, `_apply_verified_drafts` does this, when the accepted tokens are known
+            if not each.span.drafted:
                 each.sequence.add_sampled(sampled.tokens, rows.start)
         pending.outputs.extend(sampled.arrays())
 
     def _pool_embeddings(self, pending: PendingStep, hidden: Mapping[RequestId, mx.array]) -> None:
+        """Add the hidden states of prompts to be embedded, [rows, hidden] each, to their sequences."""
         for each in pending.spans:
             sequence = each.sequence
             request_id = each.span.request_id
@@ -588,26 +615,27 @@ class Engine:
                 if each.ends_prompt:
                     pending.pooled[request_id] = sequence.embedding()
 
-    def _copy_due_state(self, each: SequenceSpan, pending: PendingStep) -> None:
-        sequence = each.sequence
-        sequence.live.tokens = each.span.start + each.span.tokens
+    def _copy_due_state(self, sequence_span: SequenceSpan, pending: PendingStep) -> None:
+        """Count the span's tokens as part of the live state, and copy what is due for the cache."""
+        sequence = sequence_span.sequence
+        sequence.live.tokens = sequence_span.span.start + sequence_span.span.tokens
         if sequence.copy_policy is not None:
-            certain_tokens = each.span.start + each.span.certain_tokens
+            certain_tokens = sequence_span.span.start + sequence_span.span.certain_tokens
             if sequence.saved is not None:
-                certain_tokens = each.span.start  # the state may return to it
+                certain_tokens = sequence_span.span.start  # the state may return to it
             copies = copy_due_state(sequence, sequence.copy_policy, certain_tokens=certain_tokens)
             if copies:
                 pending.copies[sequence.request.request_id] = copies
-                pending.outputs.extend(array for each in copies for array in each.outputs)
+                pending.outputs.extend(array for copy in copies for array in copy.outputs)
                 pending.is_computed = False
 
     def _trim_idle(self, pending: PendingStep) -> None:
-        """Trim sequences that are not in this step: their recurrent states may be rows of a batch
-        that no other sequence uses any more.
+        """Release what sequences that are not in this step hold only for their next step (trim): their
+        recurrent states may be rows of a batch that no other sequence uses any more.
         """
-        busy = {id(each.sequence) for each in pending.spans}
+        ids_in_step = {id(each.sequence) for each in pending.spans}
         for sequence in self._sequences.values():
-            if not sequence.is_trimmed and id(sequence) not in busy:
+            if not sequence.is_trimmed and id(sequence) not in ids_in_step:
                 sequence.trim()
                 pending.outputs.extend(sequence.live.arrays())
                 pending.is_computed = False
@@ -659,6 +687,7 @@ def _span_results(
 
 
 def _embedding_result(request_id: RequestId, pooled: mx.array) -> SpanResult:
+    """The embedding of a prompt, normalized to length 1. pooled: float32 [hidden]."""
     values = np.array(pooled)
     if not np.isfinite(values).all():
         return SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
@@ -674,38 +703,38 @@ def _sampled_results(pending: PendingStep) -> dict[RequestId, SpanResult]:
         return {}
     # by row
     tokens: list[int] = sampled.tokens.tolist()  # type: ignore[assignment]
-    healthy: list[bool] = sampled.ok.tolist()  # type: ignore[assignment]
-    empty: list[bool] = [False] * len(tokens)
+    is_valid_of_row: list[bool] = sampled.ok.tolist()  # type: ignore[assignment]
+    is_empty_of_row: list[bool] = [False] * len(tokens)
     if sampled.empty is not None:
-        empty = sampled.empty.tolist()  # type: ignore[assignment]
+        is_empty_of_row = sampled.empty.tolist()  # type: ignore[assignment]
     logprobs = [] if sampled.scores is None else _logprobs(sampled.scores, tokens)
     results = {}
     for each, rows in pending.rows():
         request = each.sequence.request
         request_id = request.request_id
-        first = rows.start
-        refusal = _why_no_token(each.sequence.constraint, is_empty=empty[first])
+        first_row = rows.start
+        refusal = _why_no_token(each.sequence.constraint, is_empty=is_empty_of_row[first_row])
         if refusal:
             results[request_id] = SpanResult(request_id=request_id, refusal=refusal)
             continue
-        if not healthy[first]:
+        if not is_valid_of_row[first_row]:
             results[request_id] = SpanResult(request_id=request_id, failure=NOT_A_NUMBER)
             continue
         # A drafted token is accepted if it was sampled, and if a token could be sampled after it.
         # If none could, plain decoding finds that out in the next step.
-        end = first + 1
+        end_row = first_row + 1  # after the last accepted row
         for token_id in each.span.drafted:
-            if tokens[end - 1] != token_id or not healthy[end]:
+            if tokens[end_row - 1] != token_id or not is_valid_of_row[end_row]:
                 break
-            end += 1
+            end_row += 1
         scored: tuple[TokenLogprob, ...] = ()
         if request.want_logprobs:
             scored = tuple(
                 TokenLogprob(score.token_id, score.logprob, score.top[: request.top_logprobs])
-                for score in logprobs[first:end]
+                for score in logprobs[first_row:end_row]
             )
         results[request_id] = SpanResult(
-            request_id=request_id, token_ids=tuple(tokens[first:end]), logprobs=scored
+            request_id=request_id, token_ids=tuple(tokens[first_row:end_row]), logprobs=scored
         )
     return results
 
@@ -717,19 +746,19 @@ def _apply_verified_drafts(pending: PendingStep, results: list[SpanResult]) -> N
         if not each.span.drafted:
             continue
         sequence = each.sequence
-        count = len(results[index].token_ids)
-        rejected = len(each.wanted_rows) - max(count, 1)
+        new_tokens = len(results[index].token_ids)  # 0 if the span failed
+        rejected = len(each.wanted_rows) - max(new_tokens, 1)
         if sequence.saved is None:
             sequence.live.rewind(rejected)
         elif rejected:
             sequence.live.return_to(sequence.saved)
-            sequence.repeated = (sequence.last_token, *each.span.drafted)[:count]
-            results[index] = replace(results[index], repeated=count)
+            sequence.repeated = (sequence.last_token, *each.span.drafted)[:new_tokens]
+            results[index] = replace(results[index], repeated=new_tokens)
         sequence.saved = None
-        if count:
+        if new_tokens:
             assert pending.sampled is not None, "nothing was sampled"
             sequence.add_sampled(
-                pending.sampled.tokens, first_rows[each.span.request_id], count=count
+                pending.sampled.tokens, first_rows[each.span.request_id], count=new_tokens
             )
 
 
@@ -751,6 +780,7 @@ def _constraints_of_rows(
 
 
 def _why_no_token(constraint: SequenceConstraint | None, *, is_empty: bool) -> str:
+    """Why a row has no token; empty if it has one. is_empty: all its logits are -inf once masked."""
     if constraint is None:
         return ""
     if not constraint.failure and is_empty and constraint.matcher is not None:
@@ -770,17 +800,17 @@ def prompt_logprobs(
 
     The logits are computed in pieces of at most `piece_bytes`, but at least one row.
     """
-    rows = max(1, piece_bytes // (4 * vocab_size))
-    found: list[TokenLogprob] = []
-    for start in range(0, len(token_ids), rows):
-        piece = token_ids[start : start + rows]
+    rows_per_piece = max(1, piece_bytes // (4 * vocab_size))
+    logprobs: list[TokenLogprob] = []
+    for start in range(0, len(token_ids), rows_per_piece):
+        piece = token_ids[start : start + rows_per_piece]
         scores = score_tokens(
             logits.of(start, start + len(piece)),
             mx.array(list(piece), dtype=mx.int32),
             top_logprobs=top_logprobs,
         )
-        found.extend(_logprobs(scores, piece))
-    return tuple(found)
+        logprobs.extend(_logprobs(scores, piece))
+    return tuple(logprobs)
 
 
 def _logprobs(scores: Scores, token_ids: Sequence[int]) -> list[TokenLogprob]:
@@ -788,9 +818,9 @@ def _logprobs(scores: Scores, token_ids: Sequence[int]) -> list[TokenLogprob]:
     the row that wants the most.
     """
     chosen: list[float] = scores.chosen.tolist()  # type: ignore[assignment]
-    tops: list[tuple[tuple[int, float], ...]] = [()] * len(chosen)
+    top_tokens: list[tuple[tuple[int, float], ...]] = [()] * len(chosen)
     if scores.top is not None:
         ids: list[list[int]] = scores.top[0].tolist()  # type: ignore[assignment]
         values: list[list[float]] = scores.top[1].tolist()  # type: ignore[assignment]
-        tops = [tuple(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]
-    return list(map(TokenLogprob, token_ids, chosen, tops))
+        top_tokens = [tuple(zip(*row, strict=True)) for row in zip(ids, values, strict=True)]
+    return list(map(TokenLogprob, token_ids, chosen, top_tokens))

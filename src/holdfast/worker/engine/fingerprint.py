@@ -22,7 +22,7 @@ from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles, files_of_adapt
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
 
-_OF_ADAPTERS = "adapter/"  # prefix of the names of adapters' files
+_OF_ADAPTERS = "adapter/"  # prefix of the names of adapters' files in the hashes
 _FORMAT = 4  # version of the hashed data's format
 
 _CONFIG = "config.json"
@@ -67,14 +67,18 @@ def files_of_identity(
     runs_own_code: whether Python files of the folder are executed. If so, all files of the folder
     count, because that code may read them. adapters: their folders, by name.
     """
-    files = dict(_everything(folder) if runs_own_code else _matching(folder, _FILES_OF_A_MODEL))
-    found = {f"model/{name}": path for name, path in files.items()} | _code("mlx_lm")
-    if any(name.endswith("processor_config.json") for name in files):  # a model with vision
-        found |= _code("mlx_vlm")
-    found |= _own_code()
-    for name, place in (adapters or {}).items():
-        found |= files_of_adapter(name, place)
-    return found
+    model_files = dict(
+        _all_files(folder) if runs_own_code else _matching_files(folder, _FILES_OF_A_MODEL)
+    )
+    all_files = {f"model/{name}": path for name, path in model_files.items()} | _source_files(
+        "mlx_lm"
+    )
+    if any(name.endswith("processor_config.json") for name in model_files):  # a model with vision
+        all_files |= _source_files("mlx_vlm")
+    all_files |= _own_source_files()
+    for name, adapter_folder in (adapters or {}).items():
+        all_files |= files_of_adapter(name, adapter_folder)
+    return all_files
 
 
 def runs_own_code(folder: Path, *, trust_remote_code: bool) -> bool:
@@ -97,17 +101,17 @@ def model_fingerprint(
     configuration was changed after it was hashed.
     """
     digest = hashlib.blake2b(digest_size=32)
-    _add(digest, f"holdfast {_FORMAT}", computed_as, *versions)
+    _add_texts(digest, f"holdfast {_FORMAT}", computed_as, *versions)
     configuration = f"model/{_CONFIG}"
-    _add(
+    _add_texts(
         digest,
         json.dumps(
-            _relevant(_read_as_hashed(folder / _CONFIG, hashes[configuration])), sort_keys=True
+            _relevant_part(_read_as_hashed(folder / _CONFIG, hashes[configuration])), sort_keys=True
         ),
     )
     for name in sorted(hashes.keys() - {configuration}):
         if not name.startswith(_OF_ADAPTERS):
-            _add(digest, name, hashes[name])
+            _add_texts(digest, name, hashes[name])
     return digest.hexdigest()
 
 
@@ -119,11 +123,12 @@ def adapter_fingerprint(model: str, adapter: AdapterFiles, hashes: Mapping[str, 
     """
     digest = hashlib.blake2b(digest_size=32)
     weights = hashes[f"{_OF_ADAPTERS}{adapter.name}/{WEIGHTS}"]
-    _add(digest, "adapter", model, adapter.kind, repr(adapter.scale), weights)
+    _add_texts(digest, "adapter", model, adapter.kind, repr(adapter.scale), weights)
     return digest.hexdigest()
 
 
 def _read_as_hashed(file: Path, expected: str) -> dict[str, Any]:
+    """Parse a JSON file. Raises ModelChanged if its hash is no longer the expected one."""
     content = read_regular(file)
     if xxhash.xxh3_128_hexdigest(content) != expected:
         raise ModelChanged(f"{file} was changed while the model was loaded")
@@ -131,52 +136,55 @@ def _read_as_hashed(file: Path, expected: str) -> dict[str, Any]:
     return parsed
 
 
-def _relevant(config: dict[str, Any]) -> dict[str, Any]:
+def _relevant_part(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration without the keys that do not affect the computation."""
     return {key: value for key, value in config.items() if key not in _IRRELEVANT_KEYS}
 
 
-def _matching(root: Path, patterns: Iterable[str]) -> dict[str, Path]:
-    found = (path for pattern in patterns for path in root.glob(pattern))
-    return {path.relative_to(root).as_posix(): path for path in found if path.is_file()}
+def _matching_files(root: Path, patterns: Iterable[str]) -> dict[str, Path]:
+    """The files in a folder that match any of these glob patterns, by their path in the folder."""
+    paths = (path for pattern in patterns for path in root.glob(pattern))
+    return {path.relative_to(root).as_posix(): path for path in paths if path.is_file()}
 
 
-def _everything(folder: Path) -> dict[str, Path]:
+def _all_files(folder: Path) -> dict[str, Path]:
     """All files of a folder except hidden ones, which belong to tools such as git."""
-    found = {}
-    seen: set[str] = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        if real in seen:  # a symbolic link to a parent folder
+    files = {}
+    visited_folders: set[str] = set()
+    for current_folder, folders, names in os.walk(folder, followlinks=True):
+        real_path = os.path.realpath(current_folder)
+        if real_path in visited_folders:  # a symbolic link to a parent folder
             folders.clear()
             continue
-        seen.add(real)
+        visited_folders.add(real_path)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in names:
-            path = Path(place, name)
+            path = Path(current_folder, name)
             if not name.startswith(".") and path.is_file():
-                found[path.relative_to(folder).as_posix()] = path
-    return found
+                files[path.relative_to(folder).as_posix()] = path
+    return files
 
 
-def _code(package: str) -> dict[str, Path]:
+def _source_files(package: str) -> dict[str, Path]:
     """The source files of an installed package of models, by name. Imports nothing."""
     spec = importlib.util.find_spec(package)
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    package_folders = [] if spec is None else list(spec.submodule_search_locations or ())
     return {
-        f"{package}/{os.path.relpath(path, place)}": path
-        for place in places
-        for folder, _, names in os.walk(place)  # 2 to 3 times as fast as Path.glob
+        f"{package}/{os.path.relpath(path, package_folder)}": path
+        for package_folder in package_folders
+        for folder, _, names in os.walk(package_folder)  # 2 to 3 times as fast as Path.glob
         for path in (Path(folder, name) for name in names if name.endswith(".py"))
     }
 
 
-def _own_code() -> dict[str, Path]:
+def _own_source_files() -> dict[str, Path]:
     """The source files of Holdfast that affect KV, by name."""
-    ours = _matching(Path(__file__).parents[2], _OWN_CODE)
-    return {f"holdfast/{name}": path for name, path in ours.items()}
+    sources = _matching_files(Path(__file__).parents[2], _OWN_CODE)
+    return {f"holdfast/{name}": path for name, path in sources.items()}
 
 
-def _add(digest: hashlib.blake2b, *parts: str) -> None:
+def _add_texts(digest: hashlib.blake2b, *parts: str) -> None:
+    """Hash texts, each with its length, so that moving a border between texts changes the hash."""
     for part in parts:
         encoded = part.encode()
         digest.update(len(encoded).to_bytes(8, "little"))

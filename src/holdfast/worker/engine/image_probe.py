@@ -49,7 +49,7 @@ class _ImagePrompt:
         token_ids: list[int] = []
         spans = []
         for text, layout in zip(_TEXTS, layouts, strict=False):
-            token_ids += (*images.text_tokens(text), *images.before)
+            token_ids += (*images.text_tokens(text), *images.marker_tokens)
             spans.append(ImageSpan(start=len(token_ids), layout=layout))
             token_ids += layout.token_ids
         return _ImagePrompt(
@@ -59,12 +59,16 @@ class _ImagePrompt:
     def sequence(
         self, runner: Runner, images: WorkerImages, snapshots: Sequence[Snapshot] = ()
     ) -> EngineSequence:
-        keyed = list(self.token_ids)
+        """A sequence as for a request, in whose prompt image keys stand for the tokens of images.
+
+        snapshots: the cached prefix that it starts from.
+        """
+        token_ids_with_keys = list(self.token_ids)
         for span in self.spans:
-            keyed[span.start : span.end] = image_keys(span.layout)
+            token_ids_with_keys[span.start : span.end] = image_keys(span.layout)
         request = SequenceRequest(
             request_id="images",
-            prompt_token_ids=TokenIds.of(keyed),
+            prompt_token_ids=TokenIds.of(token_ids_with_keys),
             images=self.spans,
             max_tokens=1,
             sampling=SamplingParams(temperature=0.0, seed=0),
@@ -73,36 +77,44 @@ class _ImagePrompt:
         sequence = EngineSequence.begin(request, live=live, vocab_size=1)
         sequence.start_from(None, snapshots)
         sequence.images = images.open(request)
-        sequence.live.reserve(len(keyed))
+        sequence.live.reserve(len(token_ids_with_keys))
         return sequence
 
 
 def probe_images(runner: Runner, images: WorkerImages) -> VisionInfo:
     """Compare prompts with images to mlx-vlm's results. Device thread only.
 
-    Returns how prompts are written, and the forms refused because their results are wrong.
+    Returns how prompts with images are written, and why images (`refused`) or only cached states of
+    such prompts (`reuse_refused`) are refused, if results are wrong.
     """
     if any(leaf.is_foreign for layer in runner.fresh_layers() for leaf in layer.leaves()):
         return msgspec.structs.replace(images.info, refused="it runs in the layout solo")
-    name = "whole"
+    computation = "whole"
     try:
         pictures = [_picture(size) for size in _SIZES]
         layouts = [images.add_picture(picture) for picture in pictures]
         case = _ImagePrompt.of(images, layouts)
         expected = images.reference(pictures, case.token_ids)
+        # the logits for other pictures, whose difference is the scale of errors
         changed = images.reference([*map(_inverted, pictures)], case.token_ids)
-        for name, compute in _COMPUTATIONS.items():
+        for computation, compute in _COMPUTATIONS.items():
             if not is_close(compute(runner, images, case), expected, changed=changed):
-                return _refused(images.info, name, "the results differ from those of mlx-vlm")
+                return _with_refusal(
+                    images.info, computation, "the results differ from those of mlx-vlm"
+                )
     except (*LAYOUT_ERRORS, InvalidRequest) as error:
-        return _refused(images.info, name, f"{type(error).__name__}: {error}")
+        return _with_refusal(images.info, computation, f"{type(error).__name__}: {error}")
     return images.info
 
 
-def _refused(info: VisionInfo, name: str, reason: str) -> VisionInfo:
-    why = " ".join(f"a test prompt with images, computed {name}, failed: {reason}".split())
+def _with_refusal(info: VisionInfo, name: str, reason: str) -> VisionInfo:
+    """Refuse all images; or, if only the computation from a copy failed, only to cache them.
+
+    name: of the computation that failed.
+    """
+    message = " ".join(f"a test prompt with images, computed {name}, failed: {reason}".split())
     field = "reuse_refused" if name == _FROM_COPY else "refused"
-    return msgspec.structs.replace(info, **{field: why[:_LONGEST_REASON]})
+    return msgspec.structs.replace(info, **{field: message[:_LONGEST_REASON]})
 
 
 def _picture(size: tuple[int, int]) -> Image.Image:
@@ -115,12 +127,13 @@ def _picture(size: tuple[int, int]) -> Image.Image:
 
 
 def _inverted(picture: Image.Image) -> Image.Image:
+    """A different picture of the same size, so that the layout of its tokens is the same."""
     from PIL import ImageOps
 
     return ImageOps.invert(picture)
 
 
-def _read(
+def _prefill(
     runner: Runner, images: WorkerImages, sequence: EngineSequence, ends: Sequence[int]
 ) -> mx.array:
     """Prefill a sequence in chunks with these ends. Returns the logits after the last token."""
@@ -129,12 +142,12 @@ def _read(
         start = sequence.live.tokens
         assert sequence.images is not None
         images.provide(sequence.images, start=start, tokens=end - start)
-        logits = _step(runner, [(sequence, end - start)])
+        logits = _run_step(runner, [(sequence, end - start)])
     assert logits is not None
     return logits[-1]
 
 
-def _step(runner: Runner, chunks: Sequence[tuple[EngineSequence, int]]) -> mx.array | None:
+def _run_step(runner: Runner, chunks: Sequence[tuple[EngineSequence, int]]) -> mx.array | None:
     """One step with a chunk of each sequence. Returns the logits after each."""
     spans = [
         SequenceSpan(
@@ -150,44 +163,49 @@ def _step(runner: Runner, chunks: Sequence[tuple[EngineSequence, int]]) -> mx.ar
     return logits
 
 
-def _whole(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
-    return _read(runner, images, case.sequence(runner, images), [len(case.token_ids)])
+# Ways to compute a prompt with images. Each returns the logits after its last token, [vocabulary].
 
 
-def _divided(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
+def _compute_whole(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
+    """The whole prompt is one chunk."""
+    return _prefill(runner, images, case.sequence(runner, images), [len(case.token_ids)])
+
+
+def _compute_in_chunks(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     """Chunks end within each image, or after it if the image must not be divided."""
     ends = [
         span.end if images.attends_both_ways else (span.start + span.end) // 2
         for span in case.spans
     ]
-    return _read(runner, images, case.sequence(runner, images), [*ends, len(case.token_ids)])
+    return _prefill(runner, images, case.sequence(runner, images), [*ends, len(case.token_ids)])
 
 
-def _beside(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
+def _compute_beside_another(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
     """The last token is in a step with that of another sequence, whose positions differ."""
     sequence = case.sequence(runner, images)
-    other = _ImagePrompt.of(images, [case.spans[1].layout])
-    beside = other.sequence(runner, images)
-    _read(runner, images, beside, [len(other.token_ids) - 1])
-    _read(runner, images, sequence, [len(case.token_ids) - 1])
-    logits = _step(runner, [(beside, 1), (sequence, 1)])
+    other_prompt = _ImagePrompt.of(images, [case.spans[1].layout])
+    other_sequence = other_prompt.sequence(runner, images)
+    _prefill(runner, images, other_sequence, [len(other_prompt.token_ids) - 1])
+    _prefill(runner, images, sequence, [len(case.token_ids) - 1])
+    logits = _run_step(runner, [(other_sequence, 1), (sequence, 1)])
     assert logits is not None
     return logits[-1]
 
 
-def _from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
-    first = case.sequence(runner, images)
-    _read(runner, images, first, [case.spans[0].end])
-    copies = copy_everything(first)
+def _compute_from_copy(runner: Runner, images: WorkerImages, case: _ImagePrompt) -> mx.array:
+    """The state after the first image is copied and restored, as by the prefix cache."""
+    copied_sequence = case.sequence(runner, images)
+    _prefill(runner, images, copied_sequence, [case.spans[0].end])
+    copies = copy_everything(copied_sequence)
     mx.eval([each.outputs for each in copies])
     continued = case.sequence(runner, images, copies)
-    return _read(runner, images, continued, [len(case.token_ids)])
+    return _prefill(runner, images, continued, [len(case.token_ids)])
 
 
 _FROM_COPY = "from a copy of the state behind the first image"
 _COMPUTATIONS: dict[str, Callable[[Runner, WorkerImages, _ImagePrompt], mx.array]] = {
-    "whole": _whole,
-    "in chunks": _divided,
-    "beside another one": _beside,
-    _FROM_COPY: _from_copy,
+    "whole": _compute_whole,
+    "in chunks": _compute_in_chunks,
+    "beside another one": _compute_beside_another,
+    _FROM_COPY: _compute_from_copy,
 }

@@ -45,12 +45,12 @@ class KVForms:
         if kv_bits in self.costs and kv_bits not in self._tested:
             self._tested.add(kv_bits)
             try:
-                wrong = self.test_form(kv_bits)
+                reason = self.test_form(kv_bits)
             except (RuntimeError, ValueError, TypeError, MemoryError) as error:  # of MLX
                 logger.exception("kv_bits %s could not be tried", kv_bits)
-                wrong = f"{type(error).__name__}: {error}"
-            if wrong:
-                self.refused[kv_bits] = wrong
+                reason = f"{type(error).__name__}: {error}"
+            if reason:
+                self.refused[kv_bits] = reason
         if kv_bits in self.costs:
             return self.refused.get(kv_bits, "")
         return self.refused.get(kv_bits, "only native keys and values are supported")
@@ -70,14 +70,14 @@ class KVForms:
         save nothing.
         """
         native = self.costs["native"]
-        saving = self.costs[AUTO_WHEN_SHORT]
+        quantized = self.costs[AUTO_WHEN_SHORT]
         new_tokens = conversion.tokens - conversion.converted_tokens
-        before = native.bytes_per_token * conversion.tokens
-        after = native.bytes_per_token * conversion.shared_tokens
-        after += saving.bytes_per_token * new_tokens
-        before += native.fixed_bytes * conversion.sequences
-        after += saving.fixed_bytes * conversion.sequences
-        return before - after >= before * LEAST_SAVED_SHARE
+        native_bytes = native.bytes_per_token * conversion.tokens
+        converted_bytes = native.bytes_per_token * conversion.shared_tokens
+        converted_bytes += quantized.bytes_per_token * new_tokens
+        native_bytes += native.fixed_bytes * conversion.sequences
+        converted_bytes += quantized.fixed_bytes * conversion.sequences
+        return native_bytes - converted_bytes >= native_bytes * LEAST_SAVED_SHARE
 
     def choose(
         self,
@@ -98,14 +98,14 @@ class KVForms:
         requests. While memory is short, a native prefix counts only if it is more than half of the
         prompt; otherwise, prefilling again usually takes less time than waiting for memory.
         """
-        wanted = request.kv_bits or self.default
-        if wanted != "auto":
-            if wanted == "native" or not (reason := self.refusal(wanted)):
-                return wanted
-            possible = [each for each in self.costs if each not in self.refused]
+        requested_form = request.kv_bits or self.default
+        if requested_form != "auto":
+            if requested_form == "native" or not (reason := self.refusal(requested_form)):
+                return requested_form
+            possible_forms = [each for each in self.costs if each not in self.refused]
             raise InvalidRequest(
-                f"this model cannot hold keys and values in kv_bits {wanted!r}: {reason}; "
-                f"possible: {', '.join(('auto', *possible))}",
+                f"this model cannot hold keys and values in kv_bits {requested_form!r}: {reason}; "
+                f"possible: {', '.join(('auto', *possible_forms))}",
                 field="kv_bits",
             )
         if self.refusal(AUTO_WHEN_SHORT):
@@ -115,9 +115,11 @@ class KVForms:
             return AUTO_WHEN_SHORT
         if not is_short:
             return "native"
-        native = cached_tokens("native")
-        half = len(request.prompt_token_ids) // 2
-        is_mostly_native = native > max(cached_tokens(AUTO_WHEN_SHORT), half)
+        native_cached_tokens = cached_tokens("native")
+        half_prompt_tokens = len(request.prompt_token_ids) // 2
+        is_mostly_native = native_cached_tokens > max(
+            cached_tokens(AUTO_WHEN_SHORT), half_prompt_tokens
+        )
         return "native" if is_mostly_native else AUTO_WHEN_SHORT
 
 

@@ -1,8 +1,9 @@
 """The three ways (layouts) to run the spans of a step as forward passes: `rows`, `split` and `solo`.
 The probe chooses one for each model.
 
-A runner returns the logits of the spans that need a sampled token, in the order of the spans.
-The logits that score the tokens of a prompt are computed later (`DeferredLogits`).
+A runner returns the logits of the spans that need a sampled token, in the order of the spans. It
+gives the model views (`views.py`) of the sequences' states in place of mlx-lm's caches. The logits
+that score the tokens of a prompt are computed later (`DeferredLogits`).
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ class Runner(ABC):
     mixes_adapters: bool = False
 
     def __init__(self, model: Any, head: ProjectionHook | None) -> None:
+        """head: the hook into the vocabulary projection; None: the model projects every row."""
         self._model = model
         self._head = head
+        # the forms of keys and of values of each layer that keeps them; empty before `set_form`
         self._heads_forms: tuple[tuple[HeadsForm, HeadsForm], ...] = ()
         self.backend = in_use()
         self._operations = self.backend.operations(transposes_once=self.mixes_chunks)
@@ -117,8 +120,8 @@ class Runner(ABC):
         """Tell the runner the shapes and types of the model's keys and values. Required before
         `fresh_layers` can return quantized layers.
         """
-        heads = [each for each in form.block if isinstance(each, HeadsForm)]
-        self._heads_forms = tuple(zip(heads[::2], heads[1::2], strict=True))
+        heads_forms = [each for each in form.block if isinstance(each, HeadsForm)]
+        self._heads_forms = tuple(zip(heads_forms[::2], heads_forms[1::2], strict=True))
 
     @cached_property
     def speculation_refused(self) -> str:
@@ -150,29 +153,37 @@ class Runner(ABC):
         if isinstance(self._model, VisionModel) and self._model.attends_both_ways:
             return "the tokens of an image attend to each other in both directions"
         sizes = {each.dimension for pair in self._heads_forms for each in pair}
-        odd = sorted(size for size in sizes if group_size_of(size) is None)
-        if odd:
-            return f"its heads have {odd[0]} dimensions, which is not a multiple of 32"
+        unsupported_sizes = sorted(size for size in sizes if group_size_of(size) is None)
+        if unsupported_sizes:
+            return (
+                f"its heads have {unsupported_sizes[0]} dimensions, which is not a multiple of 32"
+            )
         return ""
 
     def forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        """Lay out the forward passes of a step. Lazy unless `StepLogits.is_computed`. Their tokens
+        are appended to the sequences' states. Raises the errors of the model in this layout.
+        """
         with self._operations.step():
             return self._forward(spans, context)
 
     def _forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        """One run of the layout, or one for each adapter if adapters do not share a forward pass."""
         if self.adapters is None or self.mixes_adapters:
             return self._run(spans, context)
         by_adapter: dict[str, list[SequenceSpan]] = {}
         for each in spans:
             by_adapter.setdefault(each.sequence.request.adapter, []).append(each)
         groups = tuple(by_adapter.values())
-        return _combined(spans, groups, [self._run(group, context) for group in groups])
+        return _combine_results(spans, groups, [self._run(group, context) for group in groups])
 
     @abstractmethod
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """Run the model on spans with the same adapter, or with any if `mixes_adapters`. Lazy."""
 
-    def _pass(self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]) -> StepLogits:
+    def _run_model(
+        self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]
+    ) -> StepLogits:
         """Run the model once on these spans. ids: the tokens of the spans, concatenated."""
         if any(each.sequence.images is not None for each in spans):
             with self._model.with_arguments(_vision_arguments(self._model, ids, spans)):
@@ -186,10 +197,11 @@ class Runner(ABC):
         # logits that are computed after this pass apply the adapter of their sequence
         scored = {
             request.request_id: replace(
-                later, project=partial(self.adapters.call, request.adapter, later.project)
+                deferred_logits,
+                project=partial(self.adapters.call, request.adapter, deferred_logits.project),
             )
             for request in requests
-            if (later := logits.scored.get(request.request_id)) is not None
+            if (deferred_logits := logits.scored.get(request.request_id)) is not None
         }
         return replace(logits, scored=scored)
 
@@ -206,6 +218,7 @@ class RowsRunner(Runner):
 
     def __init__(self, model: Any, head: ProjectionHook | None) -> None:
         super().__init__(model, head)
+        # computes a step outside MLX, or returns None for steps that it does not support
         self._whole_steps = self.backend.whole_steps(model)
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
@@ -214,15 +227,15 @@ class RowsRunner(Runner):
             logits: StepLogits | None = self._whole_steps(spans)
             if logits is not None:
                 return logits
-        groups = _image_spans_apart(spans)
+        groups = _groups_by_images(spans)
         if len(groups) > 1:
-            return _combined(spans, groups, [self._run(group, context) for group in groups])
+            return _combine_results(spans, groups, [self._run(group, context) for group in groups])
         if len(spans) == 1:
             context = _context_for(spans[0], context)
             caches = _views(
                 spans, lambda layers: SpanView(layers[0], context=context), _no_recurrent
             )
-            return self._pass(token_ids_of(spans)[None], caches, spans)
+            return self._run_model(token_ids_of(spans)[None], caches, spans)
         tokens = [each.span.tokens for each in spans]
         positions = [
             position
@@ -235,15 +248,15 @@ class RowsRunner(Runner):
             lambda layers: RowsView(layers, tokens=tokens, offset=offset, context=context),
             _no_recurrent,
         )
-        return self._pass(token_ids_of(spans)[:, None], caches, spans)
+        return self._run_model(token_ids_of(spans)[:, None], caches, spans)
 
 
 class SplitRunner(Runner):
     """Runs all decoding rows in one (sequences, 1) forward pass, and every other span in its own.
 
     Recurrent states are stacked for the decoding rows. If the model calls attention through the
-    hook, each row attends to its own keys and values; otherwise these are gathered into padded
-    copies.
+    hook (`mlx_lm_hooks`), each row attends to its own keys and values; otherwise these are gathered
+    into padded copies.
     """
 
     name = "split"
@@ -256,7 +269,7 @@ class SplitRunner(Runner):
         attention goes through the hook, without copies.
         """
         super().__init__(model, head)
-        self._gather = gather_mask_dimensions
+        self._gather_mask_dimensions = gather_mask_dimensions
         self.attends_to_parts = gather_mask_dimensions is None
         self.variant = {
             None: "split, mlx-lm's attention replaced",
@@ -265,6 +278,7 @@ class SplitRunner(Runner):
         }[gather_mask_dimensions]
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
+        """One forward pass for all decoding rows, and one for each other span."""
         decoding = [each for each in spans if each.is_row]
         groups = [decoding] if decoding else []
         logits = [self._decode(decoding, context)] if decoding else []
@@ -272,25 +286,27 @@ class SplitRunner(Runner):
             if not each.is_row:
                 groups.append([each])
                 logits.append(self._prefill(each, context))
-        return _combined(spans, groups, logits)
+        return _combine_results(spans, groups, logits)
 
     def _decode(self, spans: list[SequenceSpan], context: StepContext) -> StepLogits:
+        """One forward pass for decoding sequences, with one token each."""
         offset = self._operations.share(mx.array([each.span.start for each in spans]))
 
         def view_of_kv(layers: Sequence[LayerKV]) -> RowsView | GatherView:
-            if self._gather is not None:
-                return GatherView(layers, mask_dimensions=self._gather)
+            if self._gather_mask_dimensions is not None:
+                return GatherView(layers, mask_dimensions=self._gather_mask_dimensions)
             return RowsView(layers, tokens=[1] * len(layers), offset=offset, context=context)
 
         caches = _views(spans, view_of_kv, StateView)
-        return self._pass(token_ids_of(spans)[:, None], caches, spans)
+        return self._run_model(token_ids_of(spans)[:, None], caches, spans)
 
     def _prefill(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+        """One forward pass for a chunk of a prompt, or for a decoding span that verifies a draft."""
         context = _context_for(span, context)
-        if self._gather is not None:  # attention does not go through the hook
+        if self._gather_mask_dimensions is not None:  # attention does not go through the hook
             context = replace(context, composes_attention=False, attends_to_parts=False)
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
-        return self._pass(token_ids_of([span])[None], caches, [span])
+        return self._run_model(token_ids_of([span])[None], caches, [span])
 
 
 class SoloCachedRunner(Runner):
@@ -304,13 +320,16 @@ class SoloCachedRunner(Runner):
     attends_to_parts = False
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        plain = replace(context, composes_attention=False, attends_to_parts=False)
+        plain_context = replace(context, composes_attention=False, attends_to_parts=False)
         groups = [[each] for each in spans]
-        return _combined(spans, groups, [self._alone(each, plain) for each in spans])
+        return _combine_results(
+            spans, groups, [self._run_alone(each, plain_context) for each in spans]
+        )
 
-    def _alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+    def _run_alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+        """One forward pass for one span, with plain arrays as keys and values."""
         caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
-        return self._pass(token_ids_of([span])[None], caches, [span])
+        return self._run_model(token_ids_of([span])[None], caches, [span])
 
 
 class SoloRunner(Runner):
@@ -329,18 +348,19 @@ class SoloRunner(Runner):
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         groups = [[each] for each in spans]
-        return _combined(spans, groups, [self._alone(each) for each in spans])
+        return _combine_results(spans, groups, [self._run_alone(each) for each in spans])
 
-    def _alone(self, span: SequenceSpan) -> StepLogits:
+    def _run_alone(self, span: SequenceSpan) -> StepLogits:
+        """One forward pass for one span, with the mlx-lm caches that its state consists of."""
         caches = _views([span], _no_view, _no_view)
-        return self._pass(token_ids_of([span])[None], caches, [span])
+        return self._run_model(token_ids_of([span])[None], caches, [span])
 
 
-def _image_spans_apart(spans: Sequence[SequenceSpan]) -> list[list[SequenceSpan]]:
+def _groups_by_images(spans: Sequence[SequenceSpan]) -> list[list[SequenceSpan]]:
     """Divide spans into groups that can share a forward pass: each span with images is alone."""
-    alone = [[each] for each in spans if each.shows_images]
-    others = [each for each in spans if not each.shows_images]
-    return [others, *alone] if others else alone
+    groups_with_images = [[each] for each in spans if each.shows_images]
+    without_images = [each for each in spans if not each.shows_images]
+    return [without_images, *groups_with_images] if without_images else groups_with_images
 
 
 def _context_for(span: SequenceSpan, context: StepContext) -> StepContext:
@@ -360,10 +380,10 @@ def _vision_arguments(
     features of images if there is only one span. ids: [rows, tokens]. Lazy.
     """
     arguments: dict[str, Any] = {}
-    only = spans[0].sequence.images
-    if len(spans) == 1 and only is not None and spans[0].shows_images:
+    images = spans[0].sequence.images
+    if len(spans) == 1 and images is not None and spans[0].shows_images:
         span = spans[0].span
-        arguments = model.arguments(ids, only, start=span.start, tokens=span.tokens)
+        arguments = model.arguments(ids, images, start=span.start, tokens=span.tokens)
     if model.takes_positions:
         positions = np.concatenate([each.positions() for each in spans], axis=1)
         arguments["position_ids"] = mx.array(positions).reshape(3, *ids.shape)
@@ -384,10 +404,12 @@ def empty_layers(model: Any) -> list[Layer]:
 
 
 def _no_recurrent(states: Sequence[RecurrentState]) -> Any:
+    """For models without recurrent layers: the layout `rows` does not support them."""
     raise LayoutError("recurrent layers cannot be read as rows")
 
 
 def _no_view(states: Sequence[LayerState]) -> Any:
+    """For `ForeignState`, whose view is mlx-lm's cache itself, so that this is never called."""
     raise LayoutError("mlx-lm's own caches need no view")
 
 
@@ -401,7 +423,7 @@ def _views(
     return [states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in layers]
 
 
-def _combined(
+def _combine_results(
     spans: Sequence[SequenceSpan],
     groups: Sequence[Sequence[SequenceSpan]],
     logits: Sequence[StepLogits],
@@ -414,20 +436,26 @@ def _combined(
     if len(groups) == 1:
         return logits[0]
     rows: dict[int, mx.array] = {}
-    for group, part in zip(groups, logits, strict=True):
+    for group, result in zip(groups, logits, strict=True):
         start = 0
         for each in group:
-            if part.to_sample is not None and (count := len(each.wanted_rows)):
-                rows[id(each)] = part.to_sample[start : start + count]
-                start += count
+            if result.to_sample is not None and (row_count := len(each.wanted_rows)):
+                rows[id(each)] = result.to_sample[start : start + row_count]
+                start += row_count
     to_sample = [rows[id(each)] for each in spans if id(each) in rows]
-    together = None
+    all_to_sample = None
     if to_sample:
-        together = to_sample[0] if len(to_sample) == 1 else mx.concatenate(to_sample)
+        all_to_sample = to_sample[0] if len(to_sample) == 1 else mx.concatenate(to_sample)
     return StepLogits(
-        to_sample=together,
-        scored={key: later for part in logits for key, later in part.scored.items()},
-        hidden={key: found for part in logits for key, found in part.hidden.items()},
+        to_sample=all_to_sample,
+        scored={
+            request_id: deferred_logits
+            for result in logits
+            for request_id, deferred_logits in result.scored.items()
+        },
+        hidden={
+            request_id: states for result in logits for request_id, states in result.hidden.items()
+        },
     )
 
 
@@ -445,18 +473,20 @@ def _project(
     """
     ends = list(itertools.accumulate(each.span.tokens for each in spans))
     starts = [end - each.span.tokens for end, each in zip(ends, spans, strict=True)]
-    to_sample = [
+    rows_to_sample = [
         start + row for start, each in zip(starts, spans, strict=True) for row in each.wanted_rows
     ]
     scored_rows = _rows_in_pass(starts, {each.span.request_id: each.scored_rows for each in spans})
     pooled_rows = _rows_in_pass(starts, {each.span.request_id: each.pooled_rows for each in spans})
-    to_defer = scored_rows | pooled_rows  # no request is in both
-    defers = head is not None and head.can_project_later and bool(to_defer)
+    # rows to be projected later, or not at all; no request is in both
+    rows_to_defer = scored_rows | pooled_rows
+    defers = head is not None and head.can_project_later and bool(rows_to_defer)
     assert defers or not pooled_rows, "the hidden states of this model cannot be reached"
-    samples_all = len(to_sample) == ids.size
-    # If rows cannot be deferred, this pass projects all rows, including those to be scored.
-    selects = bool(to_sample) and not samples_all and (defers or not scored_rows)
-    sampled_rows = mx.array(to_sample) if to_sample else None
+    samples_all = len(rows_to_sample) == ids.size
+    # Whether to project only the rows to sample from. If rows cannot be deferred, this pass projects
+    # all rows, including those to be scored.
+    selects = bool(rows_to_sample) and not samples_all and (defers or not scored_rows)
+    sampled_rows = mx.array(rows_to_sample) if rows_to_sample else None
     deferred = None
     if head is None:
         logits = model(ids, cache=caches)
@@ -464,29 +494,33 @@ def _project(
     else:
         deferred_rows = None
         if defers:
-            deferred_rows = mx.array([*itertools.chain(*to_defer.values())])
+            deferred_rows = mx.array([*itertools.chain(*rows_to_defer.values())])
         with head.selecting(sampled_rows if selects else None, deferred=deferred_rows):
             logits = model(ids, cache=caches)
         is_selected = samples_all or (selects and head.used)
         deferred = head.take_deferred()
+    # A short span is trimmed later, when its sequence is not in a step: until then, the next step
+    # uses the whole batch of recurrent states.
     for each in spans:
         each.sequence.is_trimmed = False
         if each.span.tokens > 1:
             each.sequence.trim()
-    flat: mx.array = logits.reshape(-1, logits.shape[-1])  # [rows, vocabulary]
+    logits_by_row: mx.array = logits.reshape(-1, logits.shape[-1])  # [rows, vocabulary]
     if head is None or deferred is None:
         hidden = {}
         scored = {
-            request_id: DeferredLogits(flat[rows.start : rows.stop])
+            request_id: DeferredLogits(logits_by_row[rows.start : rows.stop])
             for request_id, rows in scored_rows.items()
         }
     else:
-        parts = _split_by_request(deferred, to_defer)
-        hidden = {each: parts[each] for each in pooled_rows}
-        scored = {each: DeferredLogits(parts[each], head.project) for each in scored_rows}
+        deferred_of_request = _split_by_request(deferred, rows_to_defer)
+        hidden = {each: deferred_of_request[each] for each in pooled_rows}
+        scored = {
+            each: DeferredLogits(deferred_of_request[each], head.project) for each in scored_rows
+        }
     if sampled_rows is None:  # the logits of this pass are never evaluated
         return StepLogits(scored=scored, hidden=hidden)
-    logits_to_sample = flat if is_selected else flat[sampled_rows]
+    logits_to_sample = logits_by_row if is_selected else logits_by_row[sampled_rows]
     return StepLogits(to_sample=logits_to_sample, scored=scored, hidden=hidden)
 
 
@@ -497,25 +531,25 @@ def _split_by_request(
 
     rows_by_request: the rows of each request in the forward pass; only their number counts here.
     """
-    parts = {}
-    first = 0
+    rows_of_request = {}
+    first_row = 0
     for request_id, rows in rows_by_request.items():
-        parts[request_id] = deferred[first : first + len(rows)]
-        first += len(rows)
-    return parts
+        rows_of_request[request_id] = deferred[first_row : first_row + len(rows)]
+        first_row += len(rows)
+    return rows_of_request
 
 
 def _rows_in_pass(
-    starts: Sequence[int], wanted: Mapping[RequestId, range]
+    starts: Sequence[int], rows_in_span: Mapping[RequestId, range]
 ) -> dict[RequestId, range]:
     """Convert row numbers within each span to row numbers of the forward pass, in which the spans
     follow one another. Requests without rows are omitted.
 
-    starts: the first row of each span. wanted: the rows of each span, in the same order.
+    starts: the first row of each span in the pass. rows_in_span: by request, in the same order.
     """
     return {
         request_id: range(start + rows.start, start + rows.stop)
-        for start, (request_id, rows) in zip(starts, wanted.items(), strict=True)
+        for start, (request_id, rows) in zip(starts, rows_in_span.items(), strict=True)
         if rows
     }
 
@@ -535,11 +569,11 @@ def choose_sharing(runner: Runner, *, composes_attention: bool | None = None) ->
     if runner.shares:
         why = "held once: attention takes several buffers as they are"
     else:
-        one_buffer = "mlx-lm's attention, which is not replaced,"
+        which_attention = "mlx-lm's attention, which is not replaced,"
         if runner.attends_to_parts:
-            one_buffer = "fused attention"
+            which_attention = "fused attention"
         why = (
             "held once while parked, and copied for each running sequence: "
-            f"{one_buffer} takes one buffer"
+            f"{which_attention} takes one buffer"
         )
     runner.reason += f"; common prefixes are {why}"

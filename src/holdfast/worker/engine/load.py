@@ -119,7 +119,7 @@ class LoadedModel:
         )
 
 
-def _bytes_for(adapters: Sequence[AdapterFiles], *, available_bytes: int) -> int:
+def _adapter_bytes(adapters: Sequence[AdapterFiles], *, available_bytes: int) -> int:
     """The bytes of all adapters' weights. Raises ModelLoadError if that is more than available."""
     needed = sum(each.tensor_bytes for each in adapters)
     if needed <= available_bytes:
@@ -143,17 +143,17 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     stored_config = checked_config(folder)
     file_bytes = tensor_bytes(checked_tensors(folder, stored_config))
     adapter_files = checked_adapters(settings.adapters)
-    _refuse_foreign_code(folder, stored_config, settings)
+    _check_foreign_code(folder, stored_config, settings)
     tokenizer_limit = _tokenizer_limit(folder)
-    context = context_tokens(
+    context_limit = context_tokens(
         stored_config, tokenizer_limit=tokenizer_limit, requested=settings.context_tokens
     )
     progress("building", 0.0)
     model, config = _build(folder, stored_config, settings)
-    _refuse_integers(folder, model)
+    _check_no_integers(folder, model)
     report = platform.report()
     available_bytes = device_memory.usable_bytes(platform.working_set_bytes())
-    available_bytes -= _bytes_for(adapter_files, available_bytes=available_bytes)
+    available_bytes -= _adapter_bytes(adapter_files, available_bytes=available_bytes)
     with _one_line_errors(folder):
         weights_format = weight_format.choose_format(
             model,
@@ -181,7 +181,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
         parameters=parameters,
         weight_bytes=weight_format.format_bytes(model, weight_format.UNCHANGED) + adapter_bytes,
         compute_dtype=dtype,
-        context_tokens=context,
+        context_tokens=context_limit,
         own_context_tokens=own_context_tokens(stored_config, tokenizer_limit=tokenizer_limit),
         vocab_size=vocabulary_size(model, config),
         platform=report,
@@ -193,7 +193,7 @@ def load_model(folder: Path, settings: ModelSettings, *, progress: Progress) -> 
     )
 
 
-def _refuse_integers(folder: Path, model: Module) -> None:
+def _check_no_integers(folder: Path, model: Module) -> None:
     """Raise UnusableModel if a weight has an integer type that no layer unpacks.
 
     The file checks should have refused such a model. This is a second check, because MLX would
@@ -243,7 +243,7 @@ def _build(
         if model is not None:
             return model, stored_config
     utils = mlx_lm_hooks.mlx_lm_utils()
-    with _one_line_errors(folder), _no_bytecode_written():
+    with _one_line_errors(folder), _without_writing_bytecode():
         if "model_file" not in stored_config:
             _check_architecture(stored_config, utils)
         model, config = utils.load_model(
@@ -255,7 +255,7 @@ def _build(
 def _build_with_vision(folder: Path) -> VisionModel | None:
     """Build the model with its vision; None, with a line in the log, if mlx-vlm cannot."""
     try:
-        with _one_line_errors(folder, "mlx-vlm"), _no_bytecode_written():
+        with _one_line_errors(folder, "mlx-vlm"), _without_writing_bytecode():
             mlx_lm_hooks.prepare_vision()
             return vision.build(folder)
     except ModelLoadError as error:
@@ -263,9 +263,10 @@ def _build_with_vision(folder: Path) -> VisionModel | None:
         return None
 
 
-def _refuse_foreign_code(
+def _check_foreign_code(
     folder: Path, stored_config: dict[str, Any], settings: ModelSettings
 ) -> None:
+    """Raise ModelLoadError if the model brings its own code and the settings do not allow that."""
     code = stored_config.get("model_file")
     if code is not None and not settings.trust_remote_code:
         raise ModelLoadError(
@@ -279,14 +280,14 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
     model_type = config["model_type"]
     module_name = f"mlx_lm.models.{utils.MODEL_REMAPPING.get(model_type, model_type)}"
     try:
-        known = importlib.util.find_spec(module_name) is not None
+        is_known = importlib.util.find_spec(module_name) is not None
     except (ImportError, ValueError):
-        known = False
-    if not known and not any(key[0] == model_type for key in utils.MODEL_ARCHITECTURE_REMAPPING):
+        is_known = False
+    if not is_known and not any(key[0] == model_type for key in utils.MODEL_ARCHITECTURE_REMAPPING):
         raise ModelLoadError(
             f"model_type {model_type!r} is not supported by mlx-lm {mlx_lm_hooks.mlx_lm_version()}"
         )
-    if known:
+    if is_known:
         try:
             importlib.import_module(module_name)
         except (ImportError, SystemExit) as error:
@@ -301,6 +302,7 @@ def _check_architecture(config: dict[str, Any], utils: Any) -> None:
 
 @contextmanager
 def _one_line_errors(folder: Path, package: str = "mlx-lm") -> Iterator[None]:
+    """Within the block, turn what a model's code raises into ModelLoadError with one line."""
     try:
         yield
     except OSError as error:
@@ -315,14 +317,14 @@ def _one_line_errors(folder: Path, package: str = "mlx-lm") -> Iterator[None]:
 
 
 @contextmanager
-def _no_bytecode_written() -> Iterator[None]:
+def _without_writing_bytecode() -> Iterator[None]:
     """Write no __pycache__ into the user's folder when a model's code is imported in the block."""
-    before = sys.dont_write_bytecode
+    original_setting = sys.dont_write_bytecode
     sys.dont_write_bytecode = True
     try:
         yield
     finally:
-        sys.dont_write_bytecode = before
+        sys.dont_write_bytecode = original_setting
 
 
 def _one_line(text: str) -> str:
@@ -331,16 +333,18 @@ def _one_line(text: str) -> str:
 
 
 def _progress_of_reading(progress: Progress, *, total_bytes: int) -> Callable[[int], None]:
-    done = 0
+    """A function that counts the bytes of weights that were read, and reports the fraction."""
+    read_bytes = 0
 
     def read(stored_bytes: int) -> None:
-        nonlocal done
-        done += stored_bytes
-        progress("reading", min(done / max(total_bytes, 1), 1.0))
+        nonlocal read_bytes
+        read_bytes += stored_bytes
+        progress("reading", min(read_bytes / max(total_bytes, 1), 1.0))
 
     return read
 
 
 def _tokenizer_limit(folder: Path) -> object:
+    """The context length in the tokenizer's configuration, unchecked; None if there is none."""
     file = folder / "tokenizer_config.json"
     return read_json(file).get("model_max_length") if file.exists() else None

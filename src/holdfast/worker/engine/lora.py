@@ -90,57 +90,69 @@ class AdaptedLinear:
     """The weights of all adapters for one linear layer."""
 
     def __init__(
-        self, parts: Mapping[str, LowRank], *, bias: mx.array | None, can_mix: bool
+        self, by_adapter: Mapping[str, LowRank], *, bias: mx.array | None, can_mix: bool
     ) -> None:
-        """parts: the weights of each adapter, by its name; a: [inputs, rank], b: [rank, outputs].
+        """by_adapter: the weights of each adapter, by its name; a: [inputs, rank], b: [rank, outputs].
         bias: the bias of the layer, which DoRA does not scale; None if the layer has none.
         """
         self.can_mix = can_mix
-        self.ranks: Ranks = tuple((name, part.b.shape[0]) for name, part in parts.items())
+        self.ranks: Ranks = tuple(
+            (name, low_rank.b.shape[0]) for name, low_rank in by_adapter.items()
+        )
         # stacked along the ranks: [all ranks, inputs] and [all ranks, outputs]
-        self._a = mx.concatenate([part.a.T for part in parts.values()])
-        self._b = mx.concatenate([part.b for part in parts.values()])
+        self._a = mx.concatenate([low_rank.a.T for low_rank in by_adapter.values()])
+        self._b = mx.concatenate([low_rank.b for low_rank in by_adapter.values()])
         self._factors = {
-            name: part.magnitude for name, part in parts.items() if part.magnitude is not None
+            name: low_rank.magnitude
+            for name, low_rank in by_adapter.items()
+            if low_rank.magnitude is not None
         }
         self._bias = bias
         mx.eval(self._a, self._b, self._factors)
         self._by_adapter: dict[str, LowRank] = {}
         start = 0
         for name, rank in self.ranks:
-            own = slice(start, start + rank)  # a view: takes no memory
-            scale = parts[name].scale
-            self._by_adapter[name] = LowRank(a=self._a[own].T, b=self._b[own], scale=scale)
+            rank_slice = slice(start, start + rank)  # a view: takes no memory
+            scale = by_adapter[name].scale
+            self._by_adapter[name] = LowRank(
+                a=self._a[rank_slice].T, b=self._b[rank_slice], scale=scale
+            )
             start += rank
 
     def added(
         self, adapter: str, method: str, x: mx.array, y: mx.array, *args: Any, **kwargs: Any
     ) -> mx.array:
-        own = self._by_adapter.get(adapter)
-        if own is None:
+        """The output `y` for the input `x`, [..., inputs], changed by one adapter. Lazy."""
+        low_rank = self._by_adapter.get(adapter)
+        if low_rank is None:
             return y
-        out = y + (own.scale * ((x @ own.a) @ own.b)).astype(x.dtype)
+        adapted = y + (low_rank.scale * ((x @ low_rank.a) @ low_rank.b)).astype(x.dtype)
         factor = self._factors.get(adapter)
-        return out if factor is None else self._scaled(out, factor.astype(x.dtype))
+        return adapted if factor is None else self._scaled(adapted, factor.astype(x.dtype))
 
     def added_by_row(self, rows: RowAdapters, x: mx.array, y: mx.array, *, path: str) -> mx.array:
         """As `added`, but each row is changed by its own adapter. path: the layer's path in the
         model, for error messages. Lazy.
         """
-        low = (x @ self._a.T).reshape(-1, self._a.shape[0])
-        if low.shape[0] != rows.count:
-            raise RowsOutOfOrder(f"{path} gets {low.shape[0]} rows of {rows.count}")
-        scales = rows.scales(self.ranks).astype(low.dtype)
+        low_rank_products = (x @ self._a.T).reshape(-1, self._a.shape[0])
+        if low_rank_products.shape[0] != rows.count:
+            raise RowsOutOfOrder(f"{path} gets {low_rank_products.shape[0]} rows of {rows.count}")
+        scales = rows.scales(self.ranks).astype(low_rank_products.dtype)
         # `where`, because 0 times infinity is NaN: another adapter may overflow on this row
-        high = mx.where(scales != 0, low * scales, 0) @ self._b
-        out = y + high.reshape(y.shape).astype(x.dtype)
+        added_outputs = mx.where(scales != 0, low_rank_products * scales, 0) @ self._b
+        adapted = y + added_outputs.reshape(y.shape).astype(x.dtype)
         if not self._factors:
-            return out
+            return adapted
         factor = rows.vectors_of_rows(self._factors, size=y.shape[-1]).reshape(y.shape)
-        return self._scaled(out, factor.astype(x.dtype))
+        return self._scaled(adapted, factor.astype(x.dtype))
 
-    def _scaled(self, out: mx.array, factor: mx.array) -> mx.array:
-        return factor * out if self._bias is None else factor * out + (1 - factor) * self._bias
+    def _scaled(self, adapted: mx.array, factor: mx.array) -> mx.array:
+        """Scale an output by DoRA's factors, except for the layer's bias. factor: [outputs] or as
+        y.
+        """
+        return (
+            factor * adapted if self._bias is None else factor * adapted + (1 - factor) * self._bias
+        )
 
     def arrays(self) -> tuple[mx.array, ...]:
         return (self._a, self._b, *self._factors.values())
@@ -148,11 +160,11 @@ class AdaptedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedExperts:
-    """The weights of all adapters for the experts of one mixture-of-experts layer. a: [experts,
-    rank, inputs]; b: [experts, outputs, rank].
+    """The weights of all adapters for the experts of one mixture-of-experts layer, by the name of the
+    adapter. a: [experts, rank, inputs]; b: [experts, outputs, rank].
     """
 
-    parts: Mapping[str, LowRank]
+    by_adapter: Mapping[str, LowRank]
     can_mix: bool = False
 
     def added(
@@ -164,43 +176,50 @@ class AdaptedExperts:
         indices: mx.array,
         sorted_indices: bool = False,
     ) -> mx.array:
-        own = self.parts.get(adapter)
-        if own is None:
+        """The experts' output `y` for `x`, changed by one adapter. Lazy.
+
+        indices, sorted_indices: which experts get which rows, as for `mx.gather_mm`.
+        """
+        low_rank = self.by_adapter.get(adapter)
+        if low_rank is None:
             return y
-        z = x
-        for weight in (own.a, own.b):
-            z = mx.gather_mm(
-                z, weight.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=sorted_indices
+        product = x
+        for weight in (low_rank.a, low_rank.b):
+            product = mx.gather_mm(
+                product, weight.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=sorted_indices
             )
-        return y + (own.scale * z).astype(x.dtype)
+        return y + (low_rank.scale * product).astype(x.dtype)
 
     def arrays(self) -> tuple[mx.array, ...]:
-        return _arrays_of(self.parts)
+        return _arrays_of(self.by_adapter)
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedEmbedding:
-    """The weights of all adapters for an embedding, which may also be the output head. a:
-    [vocabulary, rank]; b: [rank, dimensions].
+    """The weights of all adapters for an embedding, which may also be the output head, by the name of
+    the adapter. a: [vocabulary, rank]; b: [rank, dimensions].
     """
 
-    parts: Mapping[str, LowRank]
+    by_adapter: Mapping[str, LowRank]
     can_mix: bool = False
 
     def added(self, adapter: str, method: str, x: mx.array, y: mx.array) -> mx.array:
-        own = self.parts.get(adapter)
-        if own is None:
+        """The output `y`, changed by one adapter: of the output head if `method` is "as_linear",
+        otherwise of looking up the token ids `x`. Lazy.
+        """
+        low_rank = self.by_adapter.get(adapter)
+        if low_rank is None:
             return y
         if method == "as_linear":
-            return y + (own.scale * ((x @ own.b.T) @ own.a.T)).astype(x.dtype)
-        return y + (own.scale * (own.a[x] @ own.b)).astype(y.dtype)
+            return y + (low_rank.scale * ((x @ low_rank.b.T) @ low_rank.a.T)).astype(x.dtype)
+        return y + (low_rank.scale * (low_rank.a[x] @ low_rank.b)).astype(y.dtype)
 
     def arrays(self) -> tuple[mx.array, ...]:
-        return _arrays_of(self.parts)
+        return _arrays_of(self.by_adapter)
 
 
-def _arrays_of(parts: Mapping[str, LowRank]) -> tuple[mx.array, ...]:
-    return tuple(array for part in parts.values() for array in (part.a, part.b))
+def _arrays_of(by_adapter: Mapping[str, LowRank]) -> tuple[mx.array, ...]:
+    return tuple(array for low_rank in by_adapter.values() for array in (low_rank.a, low_rank.b))
 
 
 class RowAdapters:
@@ -210,7 +229,7 @@ class RowAdapters:
         """runs: the rows in order, as (name of the adapter, number of rows); an empty name means
         the model without an adapter. scales: the scale of each adapter, by its name.
         """
-        self.count = sum(count for _, count in runs)
+        self.count = sum(count for _, count in runs)  # of all rows
         self._runs = runs
         self._scales = scales
         self._masks: dict[Ranks, mx.array] = {}
@@ -219,8 +238,12 @@ class RowAdapters:
         """The scale of each row's adapter at its own ranks, 0 at the others: [rows, all ranks]."""
         if ranks not in self._masks:
             table = [
-                [self._scales[name] * (own == name) for name, rank in ranks for _ in range(rank)]
-                for own in self._names
+                [
+                    self._scales[name] * (row_adapter == name)
+                    for name, rank in ranks
+                    for _ in range(rank)
+                ]
+                for row_adapter in self._names
             ]
             self._masks[ranks] = mx.array(table)[self._indices]
         return self._masks[ranks]
@@ -232,6 +255,7 @@ class RowAdapters:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
+        """The different adapters of the rows; an empty name means none."""
         return tuple(dict.fromkeys(name for name, _ in self._runs))
 
     @cached_property
@@ -258,7 +282,7 @@ class Adapters:
         self._row_adapters: RowAdapters | None = None  # set if the rows have several adapters
         modules = dict(_named_modules(model))
         for path, layer in layers.items():
-            self._adapt(modules[path], path, layer)
+            self._replace_class(modules[path], path, layer)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -297,20 +321,24 @@ class Adapters:
         with self.applied([(name, 1)]):
             return function(*args, **kwargs)
 
-    def _adapt(self, module: Any, path: str, layer: AdaptedLayer) -> None:
+    def _replace_class(self, module: Any, path: str, layer: AdaptedLayer) -> None:
+        """Give a module a subclass whose methods add the products of the adapter that is applied."""
         plain_class = type(module)
-        changed = {
+        adapted_methods = {
             method: self._adapted_method(getattr(plain_class, method), method, path, layer)
             for method in ("__call__", "as_linear")
             if hasattr(plain_class, method)
         }
         module.__class__ = type(
-            plain_class.__name__, (plain_class,), {**changed, "__module__": plain_class.__module__}
+            plain_class.__name__,
+            (plain_class,),
+            {**adapted_methods, "__module__": plain_class.__module__},
         )
 
     def _adapted_method(
         self, original: Callable[..., mx.array], method: str, path: str, layer: AdaptedLayer
     ) -> Callable[..., mx.array]:
+        """Wrap a method of a layer's class. path: the layer's path, for error messages."""
         adapters = self
 
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
@@ -336,16 +364,19 @@ def attach(
     if not files:
         return None
     modules = dict(_named_modules(model))
-    parts: dict[str, dict[str, LowRank]] = {}
+    low_ranks_by_path: dict[str, dict[str, LowRank]] = {}
     for each in files:
-        for path, part in _loaded(each, modules, compute_dtype).items():
-            parts.setdefault(path, {})[each.name] = part
+        for path, low_rank in _load_adapter(each, modules, compute_dtype).items():
+            low_ranks_by_path.setdefault(path, {})[each.name] = low_rank
     # each layer copies its weights; `pop` frees the originals layer by layer
-    layers = {path: _layer(path, parts.pop(path), modules[path]) for path in tuple(parts)}
+    layers = {
+        path: _adapted_layer(path, low_ranks_by_path.pop(path), modules[path])
+        for path in tuple(low_ranks_by_path)
+    }
     return Adapters(model, files, layers=layers)
 
 
-def _loaded(
+def _load_adapter(
     files: AdapterFiles, modules: Mapping[str, Any], compute_dtype: mx.Dtype
 ) -> dict[str, LowRank]:
     """Load the weights of one adapter. Returns the weights for each layer that the adapter changes,
@@ -362,25 +393,25 @@ def _loaded(
     if compute_dtype == mx.float32:  # products would widen 16 bits in every step
         weights = {name: array.astype(mx.float32) for name, array in weights.items()}
     mx.eval(weights)
-    parts = {}
+    low_ranks = {}
     for path in files.shapes:
         a = weights[f"{path}.lora_a"]
         b = weights[f"{path}.lora_b"]
         magnitude = None
         if files.kind == "dora":
-            adapted = _plain_weight(modules[path]) + (files.scale * b.T) @ a.T
-            magnitude = weights[f"{path}.m"] / mx.linalg.norm(adapted, axis=1)
-        parts[path] = LowRank(a=a, b=b, scale=files.scale, magnitude=magnitude)
-        _refuse_not_finite(files, path, parts[path])
-    return parts
+            adapted_weight = _plain_weight(modules[path]) + (files.scale * b.T) @ a.T
+            magnitude = weights[f"{path}.m"] / mx.linalg.norm(adapted_weight, axis=1)
+        low_ranks[path] = LowRank(a=a, b=b, scale=files.scale, magnitude=magnitude)
+        _check_finite(files, path, low_ranks[path])
+    return low_ranks
 
 
-def _refuse_not_finite(files: AdapterFiles, path: str, part: LowRank) -> None:
+def _check_finite(files: AdapterFiles, path: str, low_rank: LowRank) -> None:
     """Raise ModelLoadError if the weights of an adapter contain NaN or infinity, which would affect
     the other rows of a batch.
     """
-    named = {"lora_a": part.a, "lora_b": part.b, "m": part.magnitude}
-    for name, array in named.items():
+    arrays = {"lora_a": low_rank.a, "lora_b": low_rank.b, "m": low_rank.magnitude}
+    for name, array in arrays.items():
         if array is not None and not mx.isfinite(array).all().item():
             raise ModelLoadError(
                 f"adapter {files.name} in {files.folder} is unusable: {path}.{name} contains NaN "
@@ -388,13 +419,14 @@ def _refuse_not_finite(files: AdapterFiles, path: str, part: LowRank) -> None:
             )
 
 
-def _layer(path: str, parts: Mapping[str, LowRank], module: Any) -> AdaptedLayer:
+def _adapted_layer(path: str, by_adapter: Mapping[str, LowRank], module: Any) -> AdaptedLayer:
+    """Combine the weights of all adapters for one module. parts: those of each adapter, by name."""
     if _is_experts(module):
-        return AdaptedExperts(parts)
+        return AdaptedExperts(by_adapter)
     if _is_embedding(module):
-        return AdaptedEmbedding(parts)
+        return AdaptedEmbedding(by_adapter)
     can_mix = path.rsplit(".", 1)[-1] not in HEAD_NAMES
-    return AdaptedLinear(parts, bias=module.get("bias"), can_mix=can_mix)
+    return AdaptedLinear(by_adapter, bias=module.get("bias"), can_mix=can_mix)
 
 
 def _plain_weight(module: Any) -> mx.array:
@@ -428,13 +460,13 @@ def _check_fit(files: AdapterFiles, modules: Mapping[str, Any]) -> None:
             raise ModelLoadError(f"the model has no layer {path}{_count_of_layers(path, modules)}")
         if files.kind == "dora" and (_is_experts(module) or _is_embedding(module)):
             raise ModelLoadError(f"{path} is not a linear layer, so it supports lora, but not dora")
-        rank = _rank(module, shapes)
+        rank = _rank_of(module, shapes)
         needed = _needed_shapes(module, rank, path)
-        for part, shape in shapes.items():
-            if shape != needed[part]:
+        for array_name, shape in shapes.items():
+            if shape != needed[array_name]:
                 raise ModelLoadError(
-                    f"{path}.{part} has the shape {_shown(shape)}, but the model needs "
-                    f"{_shown(needed[part])}"
+                    f"{path}.{array_name} has the shape {_shape_text(shape)}, but the model needs "
+                    f"{_shape_text(needed[array_name])}"
                 )
 
 
@@ -442,10 +474,10 @@ def _count_of_layers(path: str, modules: Mapping[str, Any]) -> str:
     """The end of an error message about a missing layer: how many layers the model has, if the
     number in `path` is too high; otherwise empty.
     """
-    before, number, _ = _split_at_number(path)
+    parent_path, number, _ = _split_at_number(path)
     if not number:
         return ""
-    numbers = {_split_at_number(each)[1] for each in modules if each.startswith(f"{before}.")}
+    numbers = {_split_at_number(each)[1] for each in modules if each.startswith(f"{parent_path}.")}
     count = len(numbers - {""})
     return f"; it has {count} layers" if 0 < count <= int(number) else ""
 
@@ -453,11 +485,16 @@ def _count_of_layers(path: str, modules: Mapping[str, Any]) -> str:
 def _split_at_number(path: str) -> tuple[str, str, str]:
     """Split a path at the number of a layer: `model.layers.3.mlp` → `model.layers`, `3`, `mlp`."""
     names = path.split(".")
-    at = next((place for place, name in enumerate(names) if name.isdigit()), len(names))
-    return ".".join(names[:at]), "".join(names[at : at + 1]), ".".join(names[at + 1 :])
+    number_index = next((index for index, name in enumerate(names) if name.isdigit()), len(names))
+    return (
+        ".".join(names[:number_index]),
+        "".join(names[number_index : number_index + 1]),
+        ".".join(names[number_index + 1 :]),
+    )
 
 
-def _rank(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _rank_of(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """The rank of an adapter in one layer. shapes: of its arrays in that layer, by their names."""
     shape = shapes["lora_b"]
     if not shape:
         return 0
@@ -470,8 +507,8 @@ def _needed_shapes(module: Any, rank: int, path: str) -> dict[str, tuple[int, ..
         raise ModelLoadError(
             f"{path} is a {type(module).__name__}; possible: linear layers, embeddings and experts"
         )
-    *experts, rows, packed = module.weight.shape
-    columns = packed * 32 // module.bits if "scales" in module else packed
+    *experts, rows, packed_columns = module.weight.shape
+    columns = packed_columns * 32 // module.bits if "scales" in module else packed_columns
     if experts:
         return {"lora_a": (*experts, rank, columns), "lora_b": (*experts, rows, rank)}
     if _is_embedding(module):
@@ -479,7 +516,7 @@ def _needed_shapes(module: Any, rank: int, path: str) -> dict[str, tuple[int, ..
     return {"lora_a": (columns, rank), "lora_b": (rank, rows), "m": (rows,)}
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape)) or "of a single number"
 
 
@@ -492,6 +529,7 @@ def _is_embedding(module: Any) -> bool:
 
 
 def _is_experts(module: Any) -> bool:
+    """Whether a module has the weights of a layer's experts, in mlx-lm's classes."""
     mlx_lm_hooks.prepare()
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 

@@ -41,7 +41,7 @@ from mlx.nn.layers.base import Module
 from holdfast.errors import ModelLoadError
 from holdfast.wire.requests import RequestId
 
-_NAME = "scaled_dot_product_attention"
+_ATTENTION = "scaled_dot_product_attention"
 _ORIGINAL = "_holdfast_original_attention"
 HEAD_NAMES = ("lm_head", "output", "embed_out", "head")
 _PACKAGE = "mlx_lm"
@@ -112,28 +112,28 @@ def install(models: str = "mlx_lm.models") -> None:
     by one that calls `attend` of our views. Idempotent; call before a model module is imported.
     """
     base = importlib.import_module(f"{models}.base")
-    original = getattr(base, _NAME)
+    original = getattr(base, _ATTENTION)
     if hasattr(original, _ORIGINAL):
         return
     hook = _with_hook(original)
     for name, module in list(sys.modules.items()):
-        if name.startswith(f"{models}.") and getattr(module, _NAME, None) is original:
-            setattr(module, _NAME, hook)
+        if name.startswith(f"{models}.") and getattr(module, _ATTENTION, None) is original:
+            setattr(module, _ATTENTION, hook)
 
 
 def prepare_vision() -> None:
     """Import mlx-vlm, and install the attention hook in its models. Idempotent."""
     prepare()
-    with _open_files_limit_kept():
+    with _open_files_limit_unchanged():
         importlib.import_module("mlx_vlm.utils")
         install("mlx_vlm.models")
 
 
-class _GraphState(threading.local):
-    is_only_graph = False
+class _ThreadState(threading.local):
+    is_only_graph = False  # whether the thread is inside `only_graph`
 
 
-_thread_state = _GraphState()
+_thread_state = _ThreadState()
 
 
 @contextmanager
@@ -141,12 +141,12 @@ def only_graph() -> Iterator[None]:
     """Within the block, this thread runs a model for its graph, most of which is never evaluated:
     layers must not compute anything themselves.
     """
-    before = _thread_state.is_only_graph
+    was_only_graph = _thread_state.is_only_graph
     _thread_state.is_only_graph = True
     try:
         yield
     finally:
-        _thread_state.is_only_graph = before
+        _thread_state.is_only_graph = was_only_graph
 
 
 def is_only_graph() -> bool:
@@ -160,6 +160,7 @@ class ProjectionHook:
     """
 
     def __init__(self, model: Any) -> None:
+        """Hook into the model's output head, or into its embedding if that is also the head."""
         self._model = model
         self._rows: mx.array | None = None  # int32: the rows to project; None: all
         self._deferred_rows: mx.array | None = None  # int32: the rows to project later
@@ -167,16 +168,17 @@ class ProjectionHook:
         # hidden states that `project` has the model project in place of its own, [rows, hidden]
         self._replacement: mx.array | None = None
         self.used = False  # whether the last forward pass used the hook
-        # set by the probe after it has verified that `project` gives the model's logits
+        # both set by the probe after it has verified that `project` gives the model's logits
         self.can_project_later = False
         self.hidden_size = 0
         self._original_classes: list[tuple[Module, type[Module]]] = []
+        # a module within a numbered layer may have such a name, too, but is no output head
         for name, part in model.named_modules():
             path = name.split(".")
             if (
                 path[-1] in HEAD_NAMES
                 and "weight" in part
-                and not any(step.isdigit() for step in path)
+                and not any(part_name.isdigit() for part_name in path)
             ):
                 self._hook_into(part, "__call__")
             elif hasattr(type(part), "as_linear"):
@@ -209,10 +211,10 @@ class ProjectionHook:
         self.used = True
         if self._replacement is not None:
             return self._replacement[:, None]
-        flat = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(-1, x.shape[-1])
         if self._deferred_rows is not None:
-            self._deferred = flat[self._deferred_rows]
-        return x if self._rows is None else flat[self._rows][:, None]
+            self._deferred = rows[self._deferred_rows]
+        return x if self._rows is None else rows[self._rows][:, None]
 
     def remove(self) -> None:
         """Give the modules their original classes back."""
@@ -243,16 +245,16 @@ class ProjectionHook:
         """Return the hidden states of the rows that were deferred, [rows, hidden], and forget
         them. Returns None if the projection did not go through the hook.
         """
-        taken = self._deferred
+        deferred = self._deferred
         self._deferred = None
-        return taken
+        return deferred
 
-    def project(self, rows: mx.array) -> mx.array:
+    def project(self, hidden: mx.array) -> mx.array:
         """The logits, [rows, vocabulary], of hidden states that were deferred, [rows, hidden].
 
         Lazy. Requires `can_project_later`.
         """
-        self._replacement = rows
+        self._replacement = hidden
         self.used = False
         try:
             with only_graph():
@@ -263,6 +265,7 @@ class ProjectionHook:
 
 
 def _unchanged(logits: mx.array) -> mx.array:
+    """The projection of `DeferredLogits` whose source is logits already."""
     return logits
 
 
@@ -304,7 +307,7 @@ def prepare() -> None:
     """
     if _PACKAGE not in sys.modules:
         _register_stand_in()
-    with _open_files_limit_kept():
+    with _open_files_limit_unchanged():
         install()
 
 
@@ -318,7 +321,7 @@ def mlx_lm_utils() -> ModuleType:
     tokenizers.__dict__.update(TokenizerWrapper=object, load=_real_tokenizer_load)
     hub = ModuleType(_HUB)
     hub.__dict__.update(snapshot_download=_real_snapshot_download)
-    with _open_files_limit_kept(), _standing_in(tokenizers, hub):
+    with _open_files_limit_unchanged(), _registered_stand_ins(tokenizers, hub):
         return importlib.import_module(name)
 
 
@@ -330,17 +333,21 @@ def mlx_lm_version() -> str:
 
 
 def _register_stand_in() -> None:
+    """Register an empty package in place of mlx-lm, which runs the real `__init__` when an
+    attribute is needed. Raises ModelLoadError if mlx-lm is not installed.
+    """
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.submodule_search_locations is None or spec.loader is None:
         raise ModelLoadError("the package mlx-lm is not installed")
     package = importlib.util.module_from_spec(spec)
 
     def become_real(name: str) -> Any:
+        """Run the real `__init__` when an attribute is missing, and return that attribute."""
         if name.startswith("__"):
             raise AttributeError(f"module {_PACKAGE!r} has no attribute {name!r}")
         package.__dict__.pop("__getattr__", None)
-        with _open_files_limit_kept():
-            _execute(spec, package)
+        with _open_files_limit_unchanged():
+            _run_real_init(spec, package)
         return getattr(package, name)
 
     package.__dict__["__getattr__"] = become_real
@@ -348,7 +355,7 @@ def _register_stand_in() -> None:
     package.__dict__["__version__"] = importlib.import_module(f"{_PACKAGE}._version").__version__
 
 
-def _execute(spec: ModuleSpec, package: ModuleType) -> None:
+def _run_real_init(spec: ModuleSpec, package: ModuleType) -> None:
     """Run the real `__init__` of mlx-lm, and give `mlx_lm.utils` the real tokenizer class."""
     assert spec.loader is not None
     utils = sys.modules.get(f"{_PACKAGE}.utils")
@@ -367,7 +374,7 @@ def _real_snapshot_download(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def _standing_in(*modules: ModuleType) -> Iterator[None]:
+def _registered_stand_ins(*modules: ModuleType) -> Iterator[None]:
     """Register stand-ins for modules that are not imported yet; remove them after the block."""
     registered = [module for module in modules if module.__name__ not in sys.modules]
     sys.modules.update({module.__name__: module for module in registered})
@@ -380,13 +387,13 @@ def _standing_in(*modules: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
-def _open_files_limit_kept() -> Iterator[None]:
+def _open_files_limit_unchanged() -> Iterator[None]:
     """Prevent changes of the open-files limit within the block: when mlx-lm is imported, it lowers
     the limit, and the hard limit to 4,096.
     """
-    real = resource.setrlimit
+    real_setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None
     try:
         yield
     finally:
-        resource.setrlimit = real
+        resource.setrlimit = real_setrlimit

@@ -62,6 +62,7 @@ class _ModuleProxy:
 
 
 def _patch_gpt_bigcode(module: Any) -> None:
+    """Let the lookup of learned positions take one position per row."""
     module.np = _ModuleProxy(np, arange=_positions_of_rows)
 
 
@@ -75,6 +76,7 @@ def _positions_of_rows(start: Any, stop: Any) -> Any:
 
 
 def _patch_llama4(module: Any) -> None:
+    """Let the scaling of queries by position take one position per row."""
     module.mx = _ModuleProxy(mx, arange=_positions_to_scale)
 
 
@@ -90,17 +92,18 @@ def _positions_to_scale(*limits: Any) -> mx.array:
 
 
 def _patch_rope(module: Any) -> None:
+    """Choose the base of dynamic NTK scaling by the position of each token."""
     module.DynamicNTKScalingRoPE.__call__ = _rotated_by_position
 
 
 def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
     """Rotate each token with the base for its own position. x: [rows, heads, tokens, head_dim]."""
     dims = rope.dims
-    longest = rope.max_position_embeddings
+    trained_tokens = rope.max_position_embeddings
     starts = mx.array(offset).reshape(-1, 1)
     positions = starts + mx.arange(x.shape[-2])  # [rows or 1, tokens]
-    seen = mx.maximum(positions + 1, longest).astype(mx.float32)
-    stretch = (rope.factor * seen / longest) - (rope.factor - 1)
+    context_lengths = mx.maximum(positions + 1, trained_tokens).astype(mx.float32)
+    stretch = (rope.factor * context_lengths / trained_tokens) - (rope.factor - 1)
     bases = rope.base * stretch ** (dims / (dims - 2))
     exponents = mx.arange(0, dims, 2, dtype=mx.float32) / dims
     frequencies = mx.exp(-mx.log(bases)[..., None] * exponents)
@@ -120,10 +123,11 @@ def _rotated_by_position(rope: Any, x: mx.array, offset: Any = 0) -> mx.array:
 
 
 def _patch_added_masks(module: Any) -> None:
-    create = module.create_attention_mask
+    """Make masks of 0 and -inf, for models that add the mask to the attention scores."""
+    create_mask = module.create_attention_mask
 
-    def mask_of_numbers(hidden: mx.array, cache: Any = None, **more: Any) -> Any:
-        mask = create(hidden, cache, **{**more, "return_array": True})
+    def mask_of_numbers(hidden: mx.array, cache: Any = None, **options: Any) -> Any:
+        mask = create_mask(hidden, cache, **{**options, "return_array": True})
         if not isinstance(mask, mx.array):
             return mask
         return mx.where(mask, 0.0, -math.inf).astype(hidden.dtype)
@@ -132,8 +136,9 @@ def _patch_added_masks(module: Any) -> None:
 
 
 def _patch_plamo3(module: Any) -> None:
-    rotating = module.RotatingKVCache
-    module.RotatingKVCache = lambda max_size: rotating(max_size=max_size + 1)
+    """Let the caches of sliding windows keep one more token."""
+    original_cache = module.RotatingKVCache
+    module.RotatingKVCache = lambda max_size: original_cache(max_size=max_size + 1)
 
 
 _PATCHES: dict[str, Callable[[Any], None]] = {

@@ -1,5 +1,5 @@
-"""Plans and results of steps; a step is a list of spans. Does not import MLX, so that the scheduler
-can use it.
+"""Plans and results of steps. A step is a list of spans: parts of sequences that are computed
+together. Does not import MLX, so that the scheduler can use it.
 """
 
 from __future__ import annotations

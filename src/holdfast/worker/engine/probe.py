@@ -68,12 +68,12 @@ from holdfast.worker.kv.layer import Layer
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.quantized import wrong_over_slices
 
-KEYS = (1_500, 5_000)  # beyond 1,024 and 4,096
+KEYS = (1_500, 5_000)  # lengths of the context: beyond 1,024 and 4,096
 QUERIES = (1, 1_024)  # a decoding step, a chunk of a prompt
-BOUNDARIES = (0, 1_023, 1_024, 4_095, 4_096)
-COMPARED_QUERIES = 4
-# as a share of the largest value, by the bytes of a number; in float32, the lower precision of TF32
-# is visible
+BOUNDARIES = (0, 1_023, 1_024, 4_095, 4_096)  # keys beside which another kernel begins
+COMPARED_QUERIES = 4  # per head and call
+# error of attention, as a share of the largest value, by the bytes of a number; in float32, the
+# lower precision of TF32 is visible
 ALLOWED_ERROR = {2: 0.05, 4: 0.01}
 # relative to the effect of one changed context token; wrong layouts are off by 0.1 or more
 RIGHT_RELATIVE_ERROR = 1e-3
@@ -138,9 +138,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class _ProbeSequence:
-    """A sequence that layouts are tried with."""
+    """A sequence that layouts are tried with (below: a case)."""
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # the prompt, and the tokens that are decoded after it
     chunks: tuple[int, ...]  # lengths of the prompt's chunks; the rest is decoded token by token
     adapter: str = ""
 
@@ -152,41 +152,44 @@ def choose_layout(model: Any, *, vocab_size: int, wanted: str = "auto") -> Runne
     right, or if the wanted one is not.
     """
     patch(model)
-    with _switches_lowered(model):
-        return _chosen(model, vocab_size, wanted)
+    with _lowered_switches(model):
+        return _first_right_runner(model, vocab_size, wanted)
 
 
-def _chosen(model: Any, vocab_size: int, wanted: str) -> Runner:
-    """The first layout, or the wanted one, with which the model computes correctly."""
+def _first_right_runner(model: Any, vocab_size: int, wanted_layout: str) -> Runner:
+    """The first layout, or the wanted one, with which the model computes correctly. Each is tried
+    with a hook into the vocabulary projection, and if none is right, without.
+    """
     trials: list[Trial] = []
     judge = _judge_of(model, vocab_size)
     for head in (ProjectionHook(model), None):
-        for runner in _candidates(model, head):
-            trials.append(_try(runner, judge))
-            if trials[-1].is_right and wanted in ("auto", runner.name):
+        for runner in _runners_to_try(model, head):
+            trials.append(_trial_of(runner, judge))
+            if trials[-1].is_right and wanted_layout in ("auto", runner.name):
                 if head is not None:
-                    head.hidden_size = judge.first.hidden_size_of(head)
+                    head.hidden_size = judge.first_reference.hidden_size_of(head)
                     head.can_project_later = head.hidden_size > 0
-                runner.reason = _reason(trials)
+                runner.reason = _reason_for_choice(trials)
                 return runner
         if head is not None:
             head.remove()
     solo_error = trials[-1].relative_error
     if (
-        wanted in ("auto", "solo")
-        and judge.first.is_coarse
+        wanted_layout in ("auto", "solo")
+        and judge.first_reference.is_coarse
         and solo_error is not None
         and math.isfinite(solo_error)
     ):
         # Solo is mlx-lm's own code: in 16 bits, a near tie between experts can look like an error.
         solo = SoloRunner(model, None)
         solo.reason = (
-            f"the last resort, because no layout is within the tolerance: {_reason(trials)}"
+            "the last resort, because no layout is within the tolerance: "
+            f"{_reason_for_choice(trials)}"
         )
         return solo
     raise ModelLoadError(
-        f"no layout{'' if wanted == 'auto' else f' {wanted!r}'} runs this model correctly: "
-        f"{_reason(trials)}"
+        f"no layout{'' if wanted_layout == 'auto' else f' {wanted_layout!r}'} runs this model "
+        f"correctly: {_reason_for_choice(trials)}"
     )
 
 
@@ -207,8 +210,10 @@ def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
     runner.mixes_adapters = True
     for name, other in zip(names, (*names[1:], names[0]), strict=True):
         try:
-            judge = _Judge(runner.model, vocab_size, adapters=adapters, named=(name, "", other))
-            trial = _try(runner, judge)
+            judge = _Judge(
+                runner.model, vocab_size, adapters=adapters, adapter_names=(name, "", other)
+            )
+            trial = _trial_of(runner, judge)
         except ModelLoadError as error:
             raise ModelLoadError(f"adapter {name}: {error}") from error
         if not trial.is_right:
@@ -221,16 +226,16 @@ def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
 def why_form_is_unusable(form: KVBits, runner: Runner, *, vocab_size: int) -> str:
     """Test a form of quantized keys and values. Returns why it cannot be used, or an empty text.
 
-    The results may differ from those of the model by rounding, but only as much as
+    The results may differ from those of the native form by rounding, but only as much as
     `QUANTIZED_DIVERGENCE` allows. Requires `Runner.set_form`. Device thread only.
     """
-    short = _probe_sequences(runner.model, vocab_size, prompt=0)[1:2]
-    reference = _Reference(runner.model, short)
+    shortest = _probe_sequences(runner.model, vocab_size, seed=0)[1:2]
+    reference = _Reference(runner.model, shortest)
     try:
-        got = _run_staggered(runner, short, form)
+        logits = _run_staggered(runner, shortest, form)
     except LAYOUT_ERRORS as error:
         return _first_line(error)
-    divergence = float(np.median(reference.divergences(got)))
+    divergence = float(np.median(reference.divergences(logits)))
     allowed = QUANTIZED_DIVERGENCE * reference.divergence_effect
     return (
         "" if divergence <= allowed else f"its results are wrong ({divergence:.2g} > {allowed:.2g})"
@@ -256,12 +261,12 @@ def probe_kv_forms(
         refused=dict.fromkeys(BITS, reason) if reason else {},
         test_form=partial(why_form_is_unusable, runner=runner, vocab_size=vocab_size),
     )
-    used = AUTO_WHEN_SHORT if default == "auto" else default
-    if used != "native" and forms.refusal(used) and default != "auto":
+    default_form = AUTO_WHEN_SHORT if default == "auto" else default
+    if default_form != "native" and forms.refusal(default_form) and default != "auto":
         forms.default = "native"
         forms.warnings = (
-            f"keys and values are not quantized, although the setting is kv_bits {used}: "
-            f"{forms.refusal(used)}",
+            f"keys and values are not quantized, although the setting is kv_bits {default_form}: "
+            f"{forms.refusal(default_form)}",
         )
     return forms
 
@@ -284,25 +289,26 @@ def warnings_about(runner: Runner) -> tuple[str, ...]:
 
 
 @contextmanager
-def _switches_lowered(model: Any) -> Iterator[None]:
+def _lowered_switches(model: Any) -> Iterator[None]:
     """Within the `with` block, make the probe's short sequences use the code that models otherwise
     use only for long contexts: sparse attention, and positions beyond the trained context.
     """
-    before: list[tuple[Any, str, int]] = []
+    original_values: list[tuple[Any, str, int]] = []
     for part in model.modules():
         for name, lowered in LOWERED_SWITCHES.items():
             value = getattr(part, name, None)
             if type(value) is int and value > lowered:
-                before.append((part, name, value))
+                original_values.append((part, name, value))
                 setattr(part, name, lowered)
     try:
         yield
     finally:
-        for part, name, value in before:
+        for part, name, value in original_values:
             setattr(part, name, value)
 
 
 def _judge_of(model: Any, vocab_size: int) -> _Judge:
+    """A judge of the model's layouts. Raises ModelLoadError if mlx-lm cannot run the model alone."""
     try:
         return _Judge(model, vocab_size)
     except LAYOUT_ERRORS as error:
@@ -311,19 +317,21 @@ def _judge_of(model: Any, vocab_size: int) -> _Judge:
         ) from error
 
 
-def _candidates(model: Any, head: ProjectionHook | None) -> list[Runner]:
-    split = [
+def _runners_to_try(model: Any, head: ProjectionHook | None) -> list[Runner]:
+    """One runner for each layout and variant, the fastest first."""
+    split_runners = [
         SplitRunner(model, head, gather_mask_dimensions=dimensions) for dimensions in (None, 4, 5)
     ]
     return [
         RowsRunner(model, head),
-        *split,
+        *split_runners,
         SoloCachedRunner(model, head),
         SoloRunner(model, head),
     ]
 
 
-def _try(runner: Runner, judge: _Judge) -> Trial:
+def _trial_of(runner: Runner, judge: _Judge) -> Trial:
+    """Try a layout. If the model raises an error in it, the trial has no relative error."""
     try:
         return judge.trial_of(runner)
     except LAYOUT_ERRORS as error:
@@ -331,31 +339,35 @@ def _try(runner: Runner, judge: _Judge) -> Trial:
 
 
 def _first_line(error: Exception) -> str:
+    """The type and the first line of an error, for the reason of a choice."""
     line = str(error).split("\n", 1)[0][:160]
     return f"{type(error).__name__}: {line}"
 
 
-def _reason(trials: Sequence[Trial]) -> str:
+def _reason_for_choice(trials: Sequence[Trial]) -> str:
+    """What was found out about each layout, the chosen one last."""
     *others, last = trials
-    words = [
+    texts = [
         f"{trial.variant} {'is right too' if trial.is_right else 'fails'} ({trial.note})"
         for trial in others
     ]
-    return "; ".join([*words, f"{last.variant}: {last.note}"])
+    return "; ".join([*texts, f"{last.variant}: {last.note}"])
 
 
-def _probe_sequences(model: Any, vocab_size: int, *, prompt: int) -> tuple[_ProbeSequence, ...]:
-    """The sequences that a layout is tried with. prompt: a seed for their tokens."""
+def _probe_sequences(model: Any, vocab_size: int, *, seed: int) -> tuple[_ProbeSequence, ...]:
+    """The three sequences that a layout is tried with. seed: for their tokens. The longest exceeds
+    the model's windows, and one has chunks of several lengths.
+    """
     leaves = [leaf for layer in empty_layers(model) for leaf in layer.leaves()]
     windows = [size for leaf in leaves for size in (leaf.window, leaf.chunk) if size is not None]
     longest = max([24, *(size + 8 for size in windows if size <= LONGEST_WINDOW_PROBED)])
     lengths = (longest, 5, longest // 2 + 5)
     chunks = ((longest - longest // 3, longest // 3), (5,), (3, 1, longest // 2 + 1))
-    generator = random.Random(prompt)
+    generator = random.Random(seed)
     cases = []
-    for length, parts in zip(lengths, chunks, strict=True):
+    for length, chunk_tokens in zip(lengths, chunks, strict=True):
         tokens = generator.choices(range(min(vocab_size, 1009)), k=length + DECODED_TOKENS)
-        cases.append(_ProbeSequence(tokens=tuple(tokens), chunks=parts))
+        cases.append(_ProbeSequence(tokens=tuple(tokens), chunks=chunk_tokens))
     return tuple(cases)
 
 
@@ -368,67 +380,81 @@ class _Judge:
         vocab_size: int,
         *,
         adapters: Adapters | None = None,
-        named: Sequence[str] = ("", "", ""),
+        adapter_names: Sequence[str] = ("", "", ""),
     ) -> None:
-        """named: the names of the adapters of the probe's three sequences; empty: none."""
+        """adapter_names: the adapter of each of the probe's three sequences; empty: none."""
         self._model = model
         self._vocab_size = vocab_size
         self._adapters = adapters
-        self._named = named
-        self.first = self._reference(0)
+        self._adapter_names = adapter_names
+        self.first_reference = self._reference(0)
 
-    def _reference(self, prompt: int) -> _Reference:
-        cases = _probe_sequences(self._model, self._vocab_size, prompt=prompt)
-        named = (replace(case, adapter=name) for case, name in zip(cases, self._named, strict=True))
-        return _Reference(self._model, tuple(named), self._adapters)
+    def _reference(self, seed: int) -> _Reference:
+        """The expected logits of three sequences. seed: for their tokens."""
+        cases = _probe_sequences(self._model, self._vocab_size, seed=seed)
+        with_adapters = (
+            replace(case, adapter=name)
+            for case, name in zip(cases, self._adapter_names, strict=True)
+        )
+        return _Reference(self._model, tuple(with_adapters), self._adapters)
 
     def trial_of(self, runner: Runner) -> Trial:
         """Try a layout. Raises the exceptions of the model in this layout."""
-        got = _run_staggered(runner, self.first.cases)
-        error = self.first.relative_error(got)
+        logits = _run_staggered(runner, self.first_reference.cases)
+        error = self.first_reference.relative_error(logits)
         note = f"relative error {error:.1e}"
-        at_once = RIGHT_AT_FIRST_PROMPT[self.first.logit_bytes]
-        is_right = error <= max(RIGHT_RELATIVE_ERROR, self.first.rounding)
+        first_prompt_bound = RIGHT_AT_FIRST_PROMPT[self.first_reference.logit_bytes]
+        is_right = error <= max(RIGHT_RELATIVE_ERROR, self.first_reference.rounding)
         if not is_right and math.isfinite(error):
             is_right = (
-                float(self.first.divergences(got).max()) <= at_once * self.first.divergence_effect
+                float(self.first_reference.divergences(logits).max())
+                <= first_prompt_bound * self.first_reference.divergence_effect
             )
             if not is_right:
-                is_right, why = self._try_several_prompts(runner, got)
+                is_right, why = self._judge_several_prompts(runner, logits)
                 note += f", {why}"
         return Trial(variant=runner.variant, relative_error=error, note=note, is_right=is_right)
 
-    def _try_several_prompts(self, runner: Runner, first: list[mx.array]) -> tuple[bool, str]:
-        """Try several prompts; returns whether the layout is right, and the measurements as text.
+    def _judge_several_prompts(
+        self, runner: Runner, first_logits: list[mx.array]
+    ) -> tuple[bool, str]:
+        """Try further prompts. Returns whether the layout is right, and the measurements as text.
 
-        first: the logits for the first prompts.
+        first_logits: the logits of the three sequences of the first prompt.
         """
-        others = [_run_staggered(runner, reference.cases) for reference in self._references[1:]]
-        divergence, agreement = self._divergence_and_agreement([first, *others])
-        is_right = divergence <= self._allowed and agreement >= LEAST_AGREEMENT
+        other_logits = [
+            _run_staggered(runner, reference.cases) for reference in self._references[1:]
+        ]
+        divergence, agreement = self._divergence_and_agreement([first_logits, *other_logits])
+        is_right = divergence <= self._allowed_divergence and agreement >= LEAST_AGREEMENT
         figures = (
             f"divergence {divergence:.2f} (median of {PROMPTS} prompts at the worst position; "
-            f"allowed {self._allowed:.2f})"
+            f"allowed {self._allowed_divergence:.2f})"
         )
         return is_right, f"{figures}, the most probable token agrees in {agreement:.0%}"
 
-    def _divergence_and_agreement(self, got: list[list[mx.array]]) -> tuple[float, float]:
+    def _divergence_and_agreement(
+        self, logits_by_prompt: list[list[mx.array]]
+    ) -> tuple[float, float]:
         """Returns the median divergence at the worst position, relative to the effect of a changed
         token, and the share of positions at which the most probable tokens agree.
+
+        logits_by_prompt: for each of `_references`, what `_run_staggered` returned.
         """
-        pairs = list(zip(self._references, got, strict=True))
-        by_position = np.stack([reference.divergences(each) for reference, each in pairs])
-        agreement = np.stack([reference.agreements(each) for reference, each in pairs])
+        pairs = list(zip(self._references, logits_by_prompt, strict=True))
+        by_position = np.stack([reference.divergences(logits) for reference, logits in pairs])
+        agreement = np.stack([reference.agreements(logits) for reference, logits in pairs])
         effect = np.median([reference.divergence_effect for reference in self._references])
         worst = float(np.median(by_position, axis=0).max()) / float(effect or 1.0)
         return (worst if math.isfinite(worst) else math.inf), float(agreement.mean())
 
     @cached_property
     def _references(self) -> list[_Reference]:
-        return [self.first, *(self._reference(prompt) for prompt in range(1, PROMPTS))]
+        """The expected logits for all prompts; computed only if the first prompt does not decide."""
+        return [self.first_reference, *(self._reference(seed) for seed in range(1, PROMPTS))]
 
     @cached_property
-    def _allowed(self) -> float:
+    def _allowed_divergence(self) -> float:
         """The allowed divergence. It is larger than usual if the results of mlx-lm itself change
         when a prompt is prefilled in chunks instead of whole.
         """
@@ -437,7 +463,7 @@ class _Judge:
         noise, _ = self._divergence_and_agreement(
             [_run_staggered(mlx_lm_runner, reference.cases) for reference in self._references]
         )
-        size = self.first.logit_bytes
+        size = self.first_reference.logit_bytes
         if not math.isfinite(noise):
             return RIGHT_DIVERGENCE[size]
         return max(RIGHT_DIVERGENCE[size], min(NOISE_FACTOR * noise, LARGEST_DIVERGENCE[size]))
@@ -451,6 +477,7 @@ class _Reference:
     def __init__(
         self, model: Any, cases: tuple[_ProbeSequence, ...], adapters: Adapters | None = None
     ) -> None:
+        """cases: the sequences. adapters: those of the model, if the cases use adapters."""
         self.cases = cases
         self._model = model
         self._expected = [_expected_logits(model, case, adapters) for case in cases]
@@ -486,24 +513,24 @@ class _Reference:
         return ROUNDINGS * float(mx.finfo(self._expected[0].dtype).eps)
 
     def hidden_size_of(self, head: ProjectionHook) -> int:
-        """The size of the hidden states that the hook can defer; 0 if it cannot, or if
-        projecting them later does not give the model's logits.
+        """The size of the hidden states of rows whose projection the hook can defer; 0 if it
+        cannot, or if projecting them later does not give the model's logits.
         """
         ids = mx.array([self.cases[1].tokens])
         with head.selecting(None, deferred=mx.arange(ids.size)):
-            at_once = self._model(ids, cache=mlx_lm_caches(self._model))[0]
+            direct_logits = self._model(ids, cache=mlx_lm_caches(self._model))[0]
         deferred = head.take_deferred()
         if deferred is None:
             return 0
         try:
-            error = _distance(at_once, head.project(deferred)) / self._token_effect
+            error = _distance(direct_logits, head.project(deferred)) / self._token_effect
         except LAYOUT_ERRORS:
             return 0
         return deferred.shape[-1] if error <= RIGHT_DIVERGENCE[self.logit_bytes] else 0
 
     def relative_error(self, got: list[mx.array]) -> float:
         """The largest deviation of a logit, relative to the effect of a changed token; infinite if
-        a logit is not a number.
+        a logit is not a number. got: what `_run_staggered` returned.
         """
         return (
             max(_distance(a, b) for a, b in zip(self._expected, got, strict=True))
@@ -549,6 +576,7 @@ def _divergence(expected: mx.array, got: mx.array) -> Numbers:
 
 
 def _log_probabilities(logits: mx.array) -> Numbers:
+    """The log-softmax of each row, in double precision."""
     wide = np.array(logits.astype(mx.float32)).astype(np.float64)
     shifted = wide - wide.max(axis=-1, keepdims=True)
     result: Numbers = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -571,9 +599,9 @@ def _expected_logits(model: Any, case: _ProbeSequence, adapters: Adapters | None
     Returns [1 + later tokens, vocabulary].
     """
     caches = mlx_lm_caches(model)
-    prompt = sum(case.chunks)
+    prompt_tokens = sum(case.chunks)
     run = model if adapters is None else partial(adapters.call, case.adapter, model)
-    pieces = [case.tokens[:prompt], *((token,) for token in case.tokens[prompt:])]
+    pieces = [case.tokens[:prompt_tokens], *((token,) for token in case.tokens[prompt_tokens:])]
     return mx.concatenate([run(mx.array([piece]), cache=caches)[0, -1:] for piece in pieces])
 
 
@@ -583,8 +611,8 @@ def _run_staggered(
     """Run the cases in steps, as the scheduler would. Returns, for each case, logits of the same
     shape as `_expected_logits`.
     """
-    live = [
-        _sequence(case, runner.fresh_layers(form, block_tokens=PROBED_BLOCK_TOKENS), index)
+    sequences = [
+        _engine_sequence(case, runner.fresh_layers(form, block_tokens=PROBED_BLOCK_TOKENS), index)
         for index, case in enumerate(cases)
     ]
     queues = [
@@ -592,35 +620,36 @@ def _run_staggered(
             case,
             str(index),
             range(0, len(case.tokens), PROBED_BLOCK_TOKENS)
-            if live[0].live.is_quantized and runner.ends_spans_at_blocks
+            if sequences[0].live.is_quantized and runner.ends_spans_at_blocks
             else (),
         )
         for index, case in enumerate(cases)
     ]
-    got: list[list[mx.array]] = [[] for _ in cases]
+    logits_of_case: list[list[mx.array]] = [[] for _ in cases]
     step = 0
     while any(queues):
         # each sequence joins one step after the previous one
         active = [index for index, queue in enumerate(queues) if queue and index <= step]
-        spans = [SequenceSpan(live[index], queues[index].pop(0)) for index in active]
+        spans = [SequenceSpan(sequences[index], queues[index].pop(0)) for index in active]
         for index, each in zip(active, spans, strict=True):
-            live[index].sampled = mx.array([cases[index].tokens[each.span.start]])
-        # A backend may compute attention over long contexts only; here it does so in every other
-        # step.
-        on_host = StepContext(backend=runner.backend.eager(), computes_whole_steps=False)
-        context = on_host if step % 2 == 0 else StepContext()
+            sequences[index].sampled = mx.array([cases[index].tokens[each.span.start]])
+        # The backend may leave attention over short contexts to MLX, so it is made to compute it in
+        # every other step.
+        backend_context = StepContext(backend=runner.backend.eager(), computes_whole_steps=False)
+        context = backend_context if step % 2 == 0 else StepContext()
         logits = runner.forward(spans, context).to_sample
         mx.eval(logits, [list(each.sequence.live.arrays()) for each in spans])
         row = 0
         for index, each in zip(active, spans, strict=True):
             if each.span.samples and logits is not None:
-                got[index].append(logits[row : row + 1])
+                logits_of_case[index].append(logits[row : row + 1])
                 row += 1
         step += 1
-    return [mx.concatenate(rows) for rows in got]
+    return [mx.concatenate(rows) for rows in logits_of_case]
 
 
-def _sequence(case: _ProbeSequence, layers: list[Layer], index: int) -> EngineSequence:
+def _engine_sequence(case: _ProbeSequence, layers: list[Layer], index: int) -> EngineSequence:
+    """An empty sequence that runs this case. index: of the case; also its request id."""
     request = SequenceRequest(
         request_id=str(index),
         prompt_token_ids=TokenIds.of(case.tokens[: sum(case.chunks)]),
@@ -635,11 +664,11 @@ def _sequence(case: _ProbeSequence, layers: list[Layer], index: int) -> EngineSe
 
 def _spans(case: _ProbeSequence, request_id: str, boundaries: Iterable[int]) -> list[Span]:
     """The spans of the prompt's chunks and of the decoded tokens, also cut at `boundaries`."""
-    prompt = sum(case.chunks)
-    ends = {*itertools.accumulate(case.chunks), *range(prompt + 1, len(case.tokens) + 1)}
+    prompt_tokens = sum(case.chunks)
+    ends = {*itertools.accumulate(case.chunks), *range(prompt_tokens + 1, len(case.tokens) + 1)}
     edges = sorted({0, *ends, *boundaries})
     return [
-        Span(request_id=request_id, start=start, tokens=end - start, samples=end >= prompt)
+        Span(request_id=request_id, start=start, tokens=end - start, samples=end >= prompt_tokens)
         for start, end in itertools.pairwise(edges)
     ]
 
@@ -650,8 +679,8 @@ def _spans(case: _ProbeSequence, request_id: str, boundaries: Iterable[int]) -> 
 def warnings_about_kernels(model: Any, *, force: bool = False) -> tuple[str, ...]:
     """Warnings if this model's attention over long contexts is wrong on this device; else empty.
 
-    Device thread only. force: check even without fused kernels, of which long contexts have their
-    own.
+    Device thread only. force: check even if MLX has no fused kernels here; only fused kernels
+    differ between short and long contexts.
     """
     if in_use().composes_attention and not force:
         return ()
@@ -701,59 +730,73 @@ def _faults(shape: AttentionShape, keys: int, queries: int) -> list[str]:
 def attention_error(shape: AttentionShape, *, keys: int, queries: int) -> float:
     """The largest error of the fused attention kernel, relative to the largest float32 value."""
     dtype = mx.bfloat16 if shape.dtype_bytes == 2 else mx.float32
-    size = (1, shape.kv_heads, keys, shape.head_dimension)
-    random_keys = mx.random.normal(size, key=mx.random.key(0)).astype(dtype)
-    values = mx.random.normal(size, key=mx.random.key(1)).astype(dtype)
-    compared = min(queries, COMPARED_QUERIES)
-    at_once = shape.heads * compared
-    wanted = _wanted_keys(at_once, seen=keys - compared + 1)
+    shape_of_keys = (1, shape.kv_heads, keys, shape.head_dimension)
+    random_keys = mx.random.normal(shape_of_keys, key=mx.random.key(0)).astype(dtype)
+    values = mx.random.normal(shape_of_keys, key=mx.random.key(1)).astype(dtype)
+    compared_queries = min(queries, COMPARED_QUERIES)
+    queries_per_call = shape.heads * compared_queries
+    target_keys = _target_keys(queries_per_call, visible_keys=keys - compared_queries + 1)
     errors = []
-    for start in range(0, len(wanted), at_once):
-        queries_of_call = _queries(shape, random_keys, wanted[start : start + at_once]).astype(
-            dtype
-        )
-        chunk = mx.tile(queries_of_call, (1, 1, -(-queries // compared), 1))[:, :, -queries:]
+    for start in range(0, len(target_keys), queries_per_call):
+        queries_of_call = _queries_at_keys(
+            shape, random_keys, target_keys[start : start + queries_per_call]
+        ).astype(dtype)
+        all_queries = mx.tile(queries_of_call, (1, 1, -(-queries // compared_queries), 1))[
+            :, :, -queries:
+        ]
         mask = "causal" if queries > 1 else None
         fused = mx.fast.scaled_dot_product_attention(
-            chunk, random_keys, values, scale=shape.scale, mask=mask
+            all_queries, random_keys, values, scale=shape.scale, mask=mask
         )
-        exact = _exact(queries_of_call, random_keys, values, scale=shape.scale)
-        difference = mx.abs(fused[:, :, -compared:].astype(mx.float32) - exact).max()
+        exact = _exact_attention(queries_of_call, random_keys, values, scale=shape.scale)
+        difference = mx.abs(fused[:, :, -compared_queries:].astype(mx.float32) - exact).max()
         errors.append(float(difference / mx.abs(exact).max()))
     return max(errors, key=lambda error: math.inf if math.isnan(error) else error)
 
 
-def _wanted_keys(at_once: int, *, seen: int) -> list[int]:
-    """The key that each query attends to. Half are at the boundaries or the last one; the
-    other half is spread evenly over the `seen` keys.
+def _target_keys(queries_per_call: int, *, visible_keys: int) -> list[int]:
+    """The index of the key that each query shall attend to. Half of them are at the boundaries or
+    the last key; the other half is spread evenly over the keys that all queries see.
 
-    at_once: queries per call; the number of keys returned is a multiple of this.
+    queries_per_call: the number of keys returned is a multiple of this.
     """
-    special = [key for key in (*BOUNDARIES, seen - 1) if key < seen]
-    count = -(-2 * len(special) // at_once) * at_once
-    spread = [at * seen // count for at in range(count)]
-    return [special[at // 2 % len(special)] if at % 2 else key for at, key in enumerate(spread)]
+    special = [key for key in (*BOUNDARIES, visible_keys - 1) if key < visible_keys]
+    count = -(-2 * len(special) // queries_per_call) * queries_per_call
+    spread = [index * visible_keys // count for index in range(count)]
+    return [
+        special[index // 2 % len(special)] if index % 2 else key for index, key in enumerate(spread)
+    ]
 
 
-def _queries(shape: AttentionShape, random_keys: mx.array, wanted: list[int]) -> mx.array:
-    """Queries that each give half of their attention to one key: [1, heads, queries, head_dim]."""
-    compared = len(wanted) // shape.heads
-    group = shape.heads // shape.kv_heads
-    heads = mx.array([at // compared // group for at in range(len(wanted))])
-    keys = random_keys[0, heads, mx.array(wanted)].astype(mx.float32)
-    scores = math.log(random_keys.shape[2]) / shape.scale
-    rows = keys * (scores / (keys * keys).sum(axis=-1, keepdims=True))
-    return rows.reshape(1, shape.heads, compared, shape.head_dimension)
+def _queries_at_keys(
+    shape: AttentionShape, random_keys: mx.array, target_keys: list[int]
+) -> mx.array:
+    """Queries that each give about half of their attention to their target key: [1, heads, queries,
+    head_dim]. The score of that key is the logarithm of the number of keys; the others are near 0.
+    """
+    compared_queries = len(target_keys) // shape.heads
+    queries_per_kv_head = shape.heads // shape.kv_heads
+    kv_head_of_query = mx.array(
+        [index // compared_queries // queries_per_kv_head for index in range(len(target_keys))]
+    )
+    keys = random_keys[0, kv_head_of_query, mx.array(target_keys)].astype(mx.float32)
+    wanted_score = math.log(random_keys.shape[2]) / shape.scale
+    queries = keys * (wanted_score / (keys * keys).sum(axis=-1, keepdims=True))
+    return queries.reshape(1, shape.heads, compared_queries, shape.head_dimension)
 
 
-def _exact(queries: mx.array, keys: mx.array, values: mx.array, *, scale: float) -> mx.array:
-    """Attention by plain products in float32. The queries are the last of a causal chunk."""
-    _, heads, count, size = queries.shape
+def _exact_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, *, scale: float
+) -> mx.array:
+    """Attention by plain products in float32. The queries belong to the last tokens, and each sees
+    the keys up to its own token.
+    """
+    _, heads, query_count, size = queries.shape
     _, kv_heads, tokens, _ = keys.shape
     grouped = queries.astype(mx.float32).reshape(1, kv_heads, -1, size)
-    ends = mx.tile(mx.arange(tokens - count, tokens), heads // kv_heads)[:, None]
+    last_visible = mx.tile(mx.arange(tokens - query_count, tokens), heads // kv_heads)[:, None]
     with mx.stream(mx.cpu):  # not on the GPU that is checked
         scores = (grouped * scale) @ keys.astype(mx.float32).swapaxes(-1, -2)
-        seen = mx.where(mx.arange(tokens) <= ends, scores, -mx.inf)
-        attended = mx.softmax(seen, axis=-1) @ values.astype(mx.float32)
+        masked_scores = mx.where(mx.arange(tokens) <= last_visible, scores, -mx.inf)
+        attended = mx.softmax(masked_scores, axis=-1) @ values.astype(mx.float32)
     return attended.reshape(queries.shape)

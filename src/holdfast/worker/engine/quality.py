@@ -59,11 +59,11 @@ def load_with_fingerprint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """The result of `measure`; see `QualityReport`."""
+    """The result of `measure`."""
 
-    forms: tuple[FormQuality, ...]
-    text_tokens: int
-    quantized_tokens: int
+    forms: tuple[FormQuality, ...]  # native first
+    text_tokens: int  # how many tokens of text were predicted
+    quantized_tokens: int  # how many quantized tokens each of them saw, on average
 
 
 @dataclass(slots=True)
@@ -75,10 +75,11 @@ class _Tally:
     surprise: list[np.ndarray] = field(default_factory=list)  # in nats
     divergence: list[np.ndarray] = field(default_factory=list)  # from native, in nats
     agrees: list[np.ndarray] = field(default_factory=list)  # with native's most likely token
-    right: int = 0
+    right: int = 0  # answers of which every token is the most likely one
     bytes_per_token: int = 0
 
     def quality(self, form: str) -> FormQuality:
+        """The figures of the whole text. form: the name of the form."""
         return FormQuality(
             form=form,
             perplexity=math.exp(float(np.concatenate(self.surprise).mean())),
@@ -109,11 +110,14 @@ def measure(
         runner.set_form(model_form)
         refusal = runner.refusal()
     tallies = {form: _Tally() for form in (_with_native(forms) if not refusal else (NATIVE,))}
-    seen: list[np.ndarray] = []
+    # for each token of text, how many quantized tokens it saw
+    quantized_counts_by_passage: list[np.ndarray] = []
     for number, passage in enumerate(passages):
-        seen.append(_measure_passage(passage, runner, tallies, vocab_size=vocab_size))
+        quantized_counts_by_passage.append(
+            _measure_passage(passage, runner, tallies, vocab_size=vocab_size)
+        )
         progress((number + 1) / len(passages))
-    before = np.concatenate(seen)
+    quantized_counts = np.concatenate(quantized_counts_by_passage)
     return Quality(
         forms=tuple(
             tallies[form].quality(form)
@@ -121,8 +125,8 @@ def measure(
             else FormQuality(form=form, refused=refusal)
             for form in _with_native(forms)
         ),
-        text_tokens=len(before),
-        quantized_tokens=round(float(before.mean())),
+        text_tokens=len(quantized_counts),
+        quantized_tokens=round(float(quantized_counts.mean())),
     )
 
 
@@ -154,14 +158,14 @@ def _measure_passage(
         )
         for form in tallies
     }
-    predicted = len(passage.token_ids) - 1
+    predicted_tokens = len(passage.token_ids) - 1
     figures_of_form: dict[KVBits, list[np.ndarray]] = {form: [] for form in tallies}
-    is_cut = runner.ends_spans_at_blocks and any(
+    spans_end_at_blocks = runner.ends_spans_at_blocks and any(
         each.live.is_quantized for each in sequences.values()
     )
-    chunk_tokens = BLOCK_TOKENS if is_cut else CHUNK_TOKENS
-    for start in range(0, predicted, chunk_tokens):
-        tokens = min(chunk_tokens, predicted - start)
+    chunk_tokens = BLOCK_TOKENS if spans_end_at_blocks else CHUNK_TOKENS
+    for start in range(0, predicted_tokens, chunk_tokens):
+        tokens = min(chunk_tokens, predicted_tokens - start)
         logits = {
             form: _logits_of(runner, sequences[form], start=start, tokens=tokens)
             for form in tallies
@@ -170,20 +174,24 @@ def _measure_passage(
         for form, figures in _compare_predictions(logits, targets, vocab_size=vocab_size):
             figures_of_form[form].append(figures)
     # no query of the first block sees quantized tokens
-    text = slice(BLOCK_TOKENS if passage.is_text else predicted, predicted)
-    for form, pieces in figures_of_form.items():
-        surprise, divergence, agrees, hits = np.concatenate(pieces, axis=1)
+    text_positions = slice(BLOCK_TOKENS if passage.is_text else predicted_tokens, predicted_tokens)
+    # index i of the figures: the prediction of token i + 1
+    for form, figures_of_chunks in figures_of_form.items():
+        surprise, divergence, agrees, is_right = np.concatenate(figures_of_chunks, axis=1)
         tally = tallies[form]
-        tally.surprise.append(surprise[text])
-        tally.divergence.append(divergence[text])
-        tally.agrees.append(agrees[text])
-        tally.right += sum(bool(hits[first - 1 : end - 1].all()) for first, end in passage.answers)
+        tally.surprise.append(surprise[text_positions])
+        tally.divergence.append(divergence[text_positions])
+        tally.agrees.append(agrees[text_positions])
+        tally.right += sum(
+            bool(is_right[answer_start - 1 : answer_end - 1].all())
+            for answer_start, answer_end in passage.answers
+        )
         tally.bytes_per_token = sequences[form].live.bytes_per_token()
-    growing = [leaf for each in sequences.values() for leaf in each.live.growing]
+    growing_layers = [leaf for each in sequences.values() for leaf in each.live.growing]
     return np.array(
         [
-            max((leaf.quantized_before(position) for leaf in growing), default=0)
-            for position in range(text.start, predicted)
+            max((leaf.quantized_before(position) for leaf in growing_layers), default=0)
+            for position in range(text_positions.start, predicted_tokens)
         ]
     )
 
@@ -213,16 +221,20 @@ def _compare_predictions(
     for start in range(0, len(targets), rows):
         following = mx.array(list(targets[start : start + rows]), dtype=mx.int32)
         end = start + following.size
-        native = _log_probabilities(logits[NATIVE].of(start, end))
-        likeliest = native.argmax(axis=-1)
-        for form, each in logits.items():
-            of_form = native if form == NATIVE else _log_probabilities(each.of(start, end))
-            predicted_ids = of_form.argmax(axis=-1)
+        native_log_probabilities = _log_probabilities(logits[NATIVE].of(start, end))
+        native_token_ids = native_log_probabilities.argmax(axis=-1)
+        for form, form_logits in logits.items():
+            form_log_probabilities = (
+                native_log_probabilities
+                if form == NATIVE
+                else _log_probabilities(form_logits.of(start, end))
+            )
+            predicted_ids = form_log_probabilities.argmax(axis=-1)
             figures = mx.stack(
                 [
-                    -mx.take_along_axis(of_form, following[:, None], axis=-1)[:, 0],
-                    _divergence(native, of_form),
-                    (predicted_ids == likeliest).astype(mx.float32),
+                    -mx.take_along_axis(form_log_probabilities, following[:, None], axis=-1)[:, 0],
+                    _divergence(native_log_probabilities, form_log_probabilities),
+                    (predicted_ids == native_token_ids).astype(mx.float32),
                     (predicted_ids == following).astype(mx.float32),
                 ]
             )
@@ -230,23 +242,23 @@ def _compare_predictions(
 
 
 def _log_probabilities(logits: mx.array) -> mx.array:
-    wide = logits.astype(mx.float32)
-    return wide - mx.logsumexp(wide, axis=-1, keepdims=True)
+    logits_float32 = logits.astype(mx.float32)
+    return logits_float32 - mx.logsumexp(logits_float32, axis=-1, keepdims=True)
 
 
-def _divergence(native: mx.array, of_form: mx.array) -> mx.array:
-    """The Kullback-Leibler divergence KL(native || own) of each row, from log-probabilities.
+def _divergence(native_log_probabilities: mx.array, form_log_probabilities: mx.array) -> mx.array:
+    """The Kullback-Leibler divergence KL(native || form) of each row, from log-probabilities.
 
     The terms are p·(d − 1 + e^−d) with d = log p − log q, whose sum is the same as that of p·d.
     They are never negative, so the rounding errors of float32 do not hide small divergences.
     """
-    probability = mx.exp(native)
-    difference = native - of_form
+    probability = mx.exp(native_log_probabilities)
+    difference = native_log_probabilities - form_log_probabilities
     is_large = mx.abs(difference) > _LARGE_DIFFERENCE
-    small = mx.where(is_large, 0.0, difference)
+    small_difference = mx.where(is_large, 0.0, difference)
     terms = mx.where(
         is_large,
-        probability * difference - probability + mx.exp(of_form),
-        probability * (small + mx.expm1(-small)),
+        probability * difference - probability + mx.exp(form_log_probabilities),
+        probability * (small_difference + mx.expm1(-small_difference)),
     )
-    return mx.where(probability > 0, terms, mx.exp(of_form)).sum(axis=-1)
+    return mx.where(probability > 0, terms, mx.exp(form_log_probabilities)).sum(axis=-1)

@@ -65,7 +65,7 @@ class RowEdits:
 
         Raises InvalidRequest if the bias has token ids that the model does not have.
         """
-        if not params.logit_bias and not _penalises(params):
+        if not params.logit_bias and not _has_penalties(params):
             return None
         for token_id in params.logit_bias:
             if not 0 <= token_id < vocab_size:
@@ -74,7 +74,7 @@ class RowEdits:
                     f"{vocab_size - 1}",
                     field="logit_bias",
                 )
-        seen = sorted(set(prompt_ids)) if params.repetition_penalty != 1.0 else []
+        penalised_prompt_ids = sorted(set(prompt_ids)) if params.repetition_penalty != 1.0 else []
         return RowEdits(
             params=params,
             bias_ids=mx.array(list(params.logit_bias), dtype=mx.int32),
@@ -84,23 +84,25 @@ class RowEdits:
             ),
             # image placeholders may lie beyond the vocabulary
             prompt_ids=mx.array(
-                [token_id for token_id in seen if 0 <= token_id < vocab_size], dtype=mx.int32
+                [token_id for token_id in penalised_prompt_ids if 0 <= token_id < vocab_size],
+                dtype=mx.int32,
             ),
             generated_ids=mx.array(
-                list(generated_ids) if _penalises(params) else [], dtype=mx.int32
+                list(generated_ids) if _has_penalties(params) else [], dtype=mx.int32
             ),
         )
 
     def with_tokens(self, tokens: mx.array) -> RowEdits:
         """The edits after further generated tokens. tokens: [n], any int dtype, may be lazy."""
-        if not _penalises(self.params):
+        if not _has_penalties(self.params):
             return self
         return replace(
             self, generated_ids=mx.concatenate([self.generated_ids, tokens.astype(mx.int32)])
         )
 
 
-def _penalises(params: SamplingParams) -> bool:
+def _has_penalties(params: SamplingParams) -> bool:
+    """Whether the logits depend on the tokens that are generated."""
     return (
         params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
@@ -116,36 +118,38 @@ def apply_edits(logits: mx.array, edits: Sequence[RowEdits]) -> mx.array:
     tokens and generated tokens. From the logits of generated tokens, the presence penalty is
     subtracted once, and the frequency penalty once per occurrence.
     """
-    biased = [(row, edit.bias_ids) for row, edit in enumerate(edits)]
-    if _entries(biased):
-        rows, ids = _places(biased)
+    # each of the three lists: (row, the ids whose logits change there)
+    biased_ids = [(row, edit.bias_ids) for row, edit in enumerate(edits)]
+    if _count_ids(biased_ids):
+        rows, ids = _rows_and_ids(biased_ids)
         logits = logits.at[rows, ids].add(mx.concatenate([edit.bias_values for edit in edits]))
-    repeated = [
+    repeated_ids = [
         (row, ids)
         for row, edit in enumerate(edits)
         if edit.params.repetition_penalty != 1.0
         for ids in (edit.prompt_ids, edit.generated_ids)
     ]
-    counted = [
+    counted_ids = [
         (row, edit.generated_ids)
         for row, edit in enumerate(edits)
         if edit.params.presence_penalty != 0.0 or edit.params.frequency_penalty != 0.0
     ]
-    return _subtract_counted(_penalise_repetition(logits, repeated, edits), counted, edits)
+    return _subtract_counted(_penalise_repetition(logits, repeated_ids, edits), counted_ids, edits)
 
 
 def _penalise_repetition(
-    logits: mx.array, seen: Sequence[tuple[int, mx.array]], edits: Sequence[RowEdits]
+    logits: mx.array, ids_of_rows: Sequence[tuple[int, mx.array]], edits: Sequence[RowEdits]
 ) -> mx.array:
-    if not _entries(seen):
+    """Apply the repetition penalty. ids_of_rows: (row, penalised ids)."""
+    if not _count_ids(ids_of_rows):
         return logits
-    rows, ids = _places(seen)
+    rows, ids = _rows_and_ids(ids_of_rows)
     penalty = mx.array([edit.params.repetition_penalty for edit in edits], dtype=mx.float32)[rows]
-    before = logits[rows, ids]
+    original = logits[rows, ids]
     # a second handle: assigning to it leaves the caller's array unchanged
     edited = mx.array(logits)
     # an id that occurs twice is written twice with the same value
-    edited[rows, ids] = _penalised(before, penalty)
+    edited[rows, ids] = _penalised(original, penalty)
     return edited
 
 
@@ -155,11 +159,12 @@ def _penalised(logits: mx.array, penalty: mx.array) -> mx.array:
 
 
 def _subtract_counted(
-    logits: mx.array, generated: Sequence[tuple[int, mx.array]], edits: Sequence[RowEdits]
+    logits: mx.array, ids_of_rows: Sequence[tuple[int, mx.array]], edits: Sequence[RowEdits]
 ) -> mx.array:
-    if not _entries(generated):
+    """Apply presence and frequency penalties. ids_of_rows: (row, generated ids, with repeats)."""
+    if not _count_ids(ids_of_rows):
         return logits
-    rows, ids = _places(generated)
+    rows, ids = _rows_and_ids(ids_of_rows)
     edited = mx.array(logits)
     if any(edit.params.presence_penalty for edit in edits):
         presence = mx.array([edit.params.presence_penalty for edit in edits], dtype=mx.float32)[
@@ -174,13 +179,14 @@ def _subtract_counted(
     return edited
 
 
-def _entries(lists: Sequence[tuple[int, mx.array]]) -> int:
-    return sum(ids.size for _, ids in lists)
+def _count_ids(ids_of_rows: Sequence[tuple[int, mx.array]]) -> int:
+    return sum(ids.size for _, ids in ids_of_rows)
 
 
-def _places(lists: Sequence[tuple[int, mx.array]]) -> tuple[mx.array, mx.array]:
-    rows = mx.concatenate([mx.full(ids.shape, row, dtype=mx.int32) for row, ids in lists])
-    return rows, mx.concatenate([ids for _, ids in lists])
+def _rows_and_ids(ids_of_rows: Sequence[tuple[int, mx.array]]) -> tuple[mx.array, mx.array]:
+    """Flatten (row, ids) pairs into two arrays that index single logits, int32 [all ids] each."""
+    rows = mx.concatenate([mx.full(ids.shape, row, dtype=mx.int32) for row, ids in ids_of_rows])
+    return rows, mx.concatenate([ids for _, ids in ids_of_rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +237,7 @@ def with_masks(logits: mx.array, limits: RowLimits) -> mx.array:
     if limits.words is None:
         return logits
     rows, columns = logits.shape
-    additions = _additions(logits.dtype)[mx.array(limits.words.view(np.uint8))]
+    additions = _mask_additions(logits.dtype)[mx.array(limits.words.view(np.uint8))]
     return logits + additions.reshape(rows, -1)[:, :columns]
 
 
@@ -241,14 +247,14 @@ def with_forced(tokens: mx.array, limits: RowLimits) -> mx.array:
     """
     if not limits.forced:
         return tokens
-    forced = np.full(tokens.shape, -1, np.int32)
-    forced[list(limits.forced)] = list(limits.forced.values())
-    there = mx.array(forced)
-    return mx.where(there >= 0, there.astype(tokens.dtype), tokens)
+    forced_or_negative = np.full(tokens.shape, -1, np.int32)
+    forced_or_negative[list(limits.forced)] = list(limits.forced.values())
+    forced_tokens = mx.array(forced_or_negative)
+    return mx.where(forced_tokens >= 0, forced_tokens.astype(tokens.dtype), tokens)
 
 
 @cache
-def _additions(dtype: mx.Dtype) -> mx.array:
+def _mask_additions(dtype: mx.Dtype) -> mx.array:
     """A table [256, 8]: for each byte of a mask, what to add to the logits of its 8 tokens."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     table = mx.array(np.where(bits, np.float32(0), np.float32(-np.inf))).astype(dtype)
@@ -276,7 +282,7 @@ class RowState:
         if self.edits is not None:
             self.edits = self.edits.with_tokens(tokens)
 
-    def ahead(self, drafted: Sequence[int]) -> list[RowState]:
+    def states_after(self, drafted: Sequence[int]) -> list[RowState]:
         """This state, and the states that it would have after each of the drafted tokens."""
         states = [self]
         for token in drafted:
@@ -348,14 +354,15 @@ def sample(
     """Sample a token for each row. Changes neither `logits` nor `rows`; lazy unless numpy samples.
 
     logits: [R, vocab], any float dtype, R = len(rows) ≥ 1. is_computed: whether they are evaluated,
-    on a CPU; numpy then takes less time than MLX for what few operations would do.
+    on a CPU. Then numpy finds the maxima and samples greedy rows, because building and launching an
+    MLX graph for one operation takes longer.
     """
     if any(row.edits is not None for row in rows):
         logits = _edited(logits.astype(mx.float32), rows)
     allowed = with_masks(logits, limits)
-    if is_computed or any(_drawer(row.kind, logits) is not None for row in rows):
+    if is_computed or any(_backend_sampler(row.kind, logits) is not None for row in rows):
         allowed = allowed.astype(mx.float32)
-        maxima = _rows_of(allowed).max(axis=-1)
+        maxima = _evaluated(allowed).max(axis=-1)
         peaks, ok = mx.array(maxima), mx.array(np.isfinite(maxima))
     else:
         # NaN if the row contains one, as in numpy
@@ -388,15 +395,16 @@ def score_tokens(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) ->
 
 
 def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
+    """Apply the bias and penalties of the rows that have any. Lazy."""
     edits = [row.edits for row in rows if row.edits is not None]
     if len(edits) == len(rows):
         return apply_edits(logits, edits)
-    edited = [index for index, row in enumerate(rows) if row.edits is not None]
-    plain = [index for index, row in enumerate(rows) if row.edits is None]
-    return _by_groups(
+    edited_rows = [index for index, row in enumerate(rows) if row.edits is not None]
+    plain_rows = [index for index, row in enumerate(rows) if row.edits is None]
+    return _concatenated_in_order(
         [
-            (edited, lambda: apply_edits(logits[mx.array(edited)], edits)),
-            (plain, lambda: logits[mx.array(plain)]),
+            (edited_rows, lambda: apply_edits(logits[mx.array(edited_rows)], edits)),
+            (plain_rows, lambda: logits[mx.array(plain_rows)]),
         ]
     )
 
@@ -404,62 +412,81 @@ def _edited(logits: mx.array, rows: Sequence[RowState]) -> mx.array:
 def _sampled_tokens(
     logits: mx.array, rows: Sequence[RowState], peaks: mx.array, is_computed: bool
 ) -> mx.array:
-    kinds: dict[SamplingKind, list[int]] = {}
+    """The tokens of all rows, uint32 [rows]. Rows of one `SamplingKind` are sampled together.
+
+    peaks: the maximum of each row, fp32 [rows].
+    """
+    rows_of_kind: dict[SamplingKind, list[int]] = {}
     for index, row in enumerate(rows):
-        kinds.setdefault(row.kind, []).append(index)
-    if len(kinds) == 1:
+        rows_of_kind.setdefault(row.kind, []).append(index)
+    if len(rows_of_kind) == 1:
         return _sample_kind(logits, rows, peaks, is_computed)
 
-    def part(members: list[int]) -> Callable[[], mx.array]:
-        at = mx.array(members)
-        return lambda: _sample_kind(logits[at], [rows[m] for m in members], peaks[at], is_computed)
+    def sampling_of(row_indices: list[int]) -> Callable[[], mx.array]:
+        """A function that samples these rows."""
+        row_index_array = mx.array(row_indices)
+        return lambda: _sample_kind(
+            logits[row_index_array],
+            [rows[row] for row in row_indices],
+            peaks[row_index_array],
+            is_computed,
+        )
 
-    return _by_groups([(members, part(members)) for members in kinds.values()])
+    return _concatenated_in_order(
+        [(row_indices, sampling_of(row_indices)) for row_indices in rows_of_kind.values()]
+    )
 
 
 def _sample_kind(
     logits: mx.array, rows: Sequence[RowState], peaks: mx.array, is_computed: bool
 ) -> mx.array:
+    """Sample rows of one kind, by the backend if it samples that kind: uint32 [rows]."""
     kind = rows[0].kind
     if kind.greedy:
         if is_computed:
-            return mx.array(_rows_of(logits).argmax(axis=-1).astype(np.uint32))
+            return mx.array(_evaluated(logits).argmax(axis=-1).astype(np.uint32))
         return mx.argmax(logits, axis=-1)
     keys = [random_key(seed=row.seed, position=row.position) for row in rows]
     params = [row.params for row in rows]
-    sampler_of = _drawer(kind, logits)
-    if sampler_of is not None:
-        return sampler_of(logits, params=params, keys=keys)
+    backend_sampler = _backend_sampler(kind, logits)
+    if backend_sampler is not None:
+        return backend_sampler(logits, params=params, keys=keys)
     return sample_tokens(
         logits.astype(mx.float32), kind=kind, params=params, keys=keys, peaks=peaks
     )
 
 
-def _drawer(kind: SamplingKind, logits: mx.array) -> SampleRows | None:
+def _backend_sampler(kind: SamplingKind, logits: mx.array) -> SampleRows | None:
+    """What samples rows of this kind in place of MLX; None: MLX samples them."""
     return in_use().sampler_of(kind, vocab_size=logits.shape[-1])
 
 
-def _rows_of(logits: mx.array) -> npt.NDArray[np.float32]:
+def _evaluated(logits: mx.array) -> npt.NDArray[np.float32]:
     """Evaluate float32 logits, [rows, vocab], and return a numpy view."""
     mx.eval(logits)
     return np.array(logits, copy=False)
 
 
-def _by_groups(groups: Sequence[tuple[list[int], Callable[[], mx.array]]]) -> mx.array:
-    """Compute the rows of each group and put them back in order."""
-    order = [member for members, _ in groups for member in members]
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return mx.concatenate([compute() for _, compute in groups])[mx.array(back)]
+def _concatenated_in_order(groups: Sequence[tuple[list[int], Callable[[], mx.array]]]) -> mx.array:
+    """Compute the rows of each group and put all rows in order. groups: (indices of the rows,
+    function that computes them in this order).
+    """
+    order = [row for row_indices, _ in groups for row in row_indices]
+    index_in_order = sorted(range(len(order)), key=order.__getitem__)
+    return mx.concatenate([compute() for _, compute in groups])[mx.array(index_in_order)]
 
 
 def _scores_of(tokens: mx.array, logits: mx.array, rows: Sequence[RowState]) -> Scores:
-    wanting = [index for index, row in enumerate(rows) if row.want_logprobs]
-    count = max(rows[index].top_logprobs for index in wanting)
-    if len(wanting) == len(rows):
+    """Scores of the sampled tokens for all rows; those of rows that want none have no meaning."""
+    wanting_rows = [index for index, row in enumerate(rows) if row.want_logprobs]
+    count = max(rows[index].top_logprobs for index in wanting_rows)
+    if len(wanting_rows) == len(rows):
         return score_tokens(logits, tokens, top_logprobs=count)
-    at = mx.array(wanting)
-    scores = score_tokens(logits[at], tokens[at], top_logprobs=count)
-    place = {index: number for number, index in enumerate(wanting)}
-    spread = mx.array([place.get(index, 0) for index in range(len(rows))])
-    top = None if scores.top is None else (scores.top[0][spread], scores.top[1][spread])
-    return Scores(chosen=scores.chosen[spread], top=top)
+    indices = mx.array(wanting_rows)
+    scores = score_tokens(logits[indices], tokens[indices], top_logprobs=count)
+    score_index_of_row = {index: score_index for score_index, index in enumerate(wanting_rows)}
+    score_indices = mx.array([score_index_of_row.get(index, 0) for index in range(len(rows))])
+    top = (
+        None if scores.top is None else (scores.top[0][score_indices], scores.top[1][score_indices])
+    )
+    return Scores(chosen=scores.chosen[score_indices], top=top)

@@ -63,14 +63,15 @@ class EngineSequence:
     ) -> EngineSequence:
         """Create a sequence that continues after `generated`. Raises the errors of `row_state`."""
         packed = (request.prompt_token_ids + TokenIds.of(generated)).packed
-        numbers = np.frombuffer(packed, dtype="<i4")
+        token_ids = np.frombuffer(packed, dtype="<i4")
+        # the model's own tokens replace the image keys
         if request.images:
-            numbers = numbers.copy()
+            token_ids = token_ids.copy()
         for image in request.images:
-            numbers[image.start : image.end] = image.layout.token_ids.view
+            token_ids[image.start : image.end] = image.layout.token_ids.view
         sampler = row_state(request, generated=generated, vocab_size=vocab_size)
         return EngineSequence(
-            request=request, known_token_ids=mx.array(numbers), live=live, sampler=sampler
+            request=request, known_token_ids=mx.array(token_ids), live=live, sampler=sampler
         )
 
     def start_from(self, base: LiveBase | None, snapshots: Sequence[Snapshot]) -> None:
@@ -79,6 +80,7 @@ class EngineSequence:
         the model.
         """
         if base is not None:
+            # a snapshot without tokens is a state
             is_restored = any(not each.tokens for each in snapshots)
             self.live = start_from(base, self.live.layers, is_restored=is_restored)
         if snapshots:
@@ -94,6 +96,7 @@ class EngineSequence:
 
         tokens: uint32 [rows], as in `sampled`.
         """
+        # `advance` reads the tokens only if there are edits; otherwise, no slice is needed
         self.sampler.advance(tokens[row : row + count] if self.sampler.edits else tokens, count)
         self.sampled = tokens
         self.sampled_row = row + count - 1
@@ -130,6 +133,7 @@ class SequenceSpan:
 
     @property
     def shows_images(self) -> bool:
+        """Whether any token of the span belongs to an image."""
         images = self.sequence.images
         return images is not None and bool(images.overlapping(self.span.start, self.span.tokens))
 
@@ -153,6 +157,7 @@ class SequenceSpan:
 
     @property
     def ends_prompt(self) -> bool:
+        """Whether the span contains the prompt's last token."""
         last = len(self.sequence.request.prompt_token_ids) - 1
         return self.span.start <= last < self.span.start + self.span.tokens
 
@@ -177,10 +182,12 @@ class SequenceSpan:
     @property
     def scored_tokens(self) -> tuple[int, ...]:
         """The tokens of the prompt that follow the scored rows, those of images included."""
-        first = self.span.start + 1
+        first_position = self.span.start + 1
         rows = self.scored_rows
-        known = self.sequence.known_token_ids[first + rows.start : first + rows.stop]
-        tokens: list[int] = known.tolist()  # type: ignore[assignment]
+        following_token_ids = self.sequence.known_token_ids[
+            first_position + rows.start : first_position + rows.stop
+        ]
+        tokens: list[int] = following_token_ids.tolist()  # type: ignore[assignment]
         return tuple(tokens)
 
     @property
@@ -191,9 +198,10 @@ class SequenceSpan:
                 return range(0)
             case "mean":
                 return range(self.span.tokens)
-        return self._last_row_if(self.ends_prompt)
+        return self._last_row(self.ends_prompt)
 
-    def _last_row_if(self, is_wanted: bool) -> range:
+    def _last_row(self, is_wanted: bool) -> range:
+        """The row of the span's last token; none unless it is wanted."""
         tokens = self.span.tokens
         return range(tokens - 1, tokens) if is_wanted else range(0)
 
@@ -210,7 +218,7 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
             index += 1
             continue
         assert sequence.sampled is not None, "a decoding span has no sampled token"
-        if span.tokens > 1:
+        if span.tokens > 1:  # with tokens that are computed again, or with drafted ones
             dtype = sequence.sampled.dtype
             row = sequence.sampled_row
             pieces.append(mx.array(sequence.repeated, dtype=dtype))
@@ -218,6 +226,7 @@ def token_ids_of(spans: Sequence[SequenceSpan]) -> mx.array:
             pieces.append(mx.array(span.drafted, dtype=dtype))
             index += 1
             continue
+        # one indexing for all following spans of one token that the same step sampled
         rows = _rows_sampled_together(spans[index:])
         is_whole_array = rows == list(range(sequence.sampled.shape[0]))
         pieces.append(sequence.sampled if is_whole_array else sequence.sampled[mx.array(rows)])
@@ -230,10 +239,10 @@ def _rows_sampled_together(spans: Sequence[SequenceSpan]) -> list[int]:
     whose tokens the same step sampled.
     """
     sampled = spans[0].sequence.sampled
-    together = itertools.takewhile(
+    spans_together = itertools.takewhile(
         lambda each: each.is_row and each.sequence.sampled is sampled, spans
     )
-    return [each.sequence.sampled_row for each in together]
+    return [each.sequence.sampled_row for each in spans_together]
 
 
 def copy_due_state(
@@ -246,7 +255,7 @@ def copy_due_state(
     """
     blocks = list(_copy_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
     if certain_tokens == sequence.live.tokens and certain_tokens in policy.boundaries:
-        return _copy_up_to_now(sequence, blocks)
+        return _with_current_state(sequence, blocks)
     return tuple(blocks)
 
 
@@ -255,10 +264,11 @@ def copy_everything(sequence: EngineSequence) -> tuple[Snapshot, ...]:
     # without a policy, nothing has been copied yet
     block_tokens = (sequence.copy_policy or CopyPolicy()).block_tokens
     blocks = list(_copy_full_blocks(sequence, block_tokens, end=sequence.live.tokens))
-    return _copy_up_to_now(sequence, blocks)
+    return _with_current_state(sequence, blocks)
 
 
-def _copy_up_to_now(sequence: EngineSequence, blocks: list[Snapshot]) -> tuple[Snapshot, ...]:
+def _with_current_state(sequence: EngineSequence, blocks: list[Snapshot]) -> tuple[Snapshot, ...]:
+    """These blocks, the tokens after them as another block, and the current state, if it has any."""
     if sequence.live.tokens > sequence.copied_tokens:
         blocks.append(_copy_next_block(sequence, sequence.live.tokens - sequence.copied_tokens))
     state = sequence.live.copy_checkpoint()
@@ -274,6 +284,7 @@ def _copy_full_blocks(
 
 
 def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:
+    """The position after the next block to copy, which may be a rest of a block."""
     start = sequence.copied_tokens
     if sequence.live.is_quantized:  # quantized block by block, at fixed positions
         start -= start % block_tokens
@@ -281,6 +292,7 @@ def _end_of_next_block(sequence: EngineSequence, block_tokens: int) -> int:
 
 
 def _copy_next_block(sequence: EngineSequence, tokens: int) -> Snapshot:
+    """Copy the next `tokens` tokens that are not copied yet. Lazy."""
     block = sequence.live.copy_block(start=sequence.copied_tokens, tokens=tokens)
     sequence.copied_tokens += tokens
     return block.checked()

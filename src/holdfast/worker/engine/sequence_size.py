@@ -53,7 +53,8 @@ def sequence_size_of(config: Mapping[str, Any]) -> SequenceSize:
     return size
 
 
-def _measured(config: dict[str, Any]) -> SequenceSize:
+def _measure(config: dict[str, Any]) -> SequenceSize:
+    """What `sequence_size_of` returns, in the process that imports MLX."""
     from holdfast.machine import platform
     from holdfast.worker.engine import mlx_lm_hooks
 
@@ -67,7 +68,9 @@ def _measured(config: dict[str, Any]) -> SequenceSize:
         model.set_dtype(mx.bfloat16)
     cache = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model)
     model(mx.array(_TOKENS), cache=cache)
-    states = [_as_kept(part) for layer in cache for part in _parts(layer)]
+    states = [
+        _layer_state_of(simple_cache) for layer in cache for simple_cache in _simple_caches(layer)
+    ]
     return SequenceSize(
         bytes_per_token=sum(state.bytes_per_token() for state in states),
         fixed_bytes=sum(state.fixed_bytes() for state in states),
@@ -76,15 +79,16 @@ def _measured(config: dict[str, Any]) -> SequenceSize:
     )
 
 
-def _parts(cache: Any) -> Iterator[Any]:
-    inner = getattr(cache, "caches", None)
-    if inner is None:
+def _simple_caches(cache: Any) -> Iterator[Any]:
+    """Yield an mlx-lm cache, or the caches that it is composed of (`CacheList`)."""
+    inner_caches = getattr(cache, "caches", None)
+    if inner_caches is None:
         yield cache
     else:
-        yield from (part for each in inner for part in _parts(each))
+        yield from (part for each in inner_caches for part in _simple_caches(each))
 
 
-def _as_kept(cache: Any) -> Any:
+def _layer_state_of(cache: Any) -> Any:
     """The layer state that Holdfast would use in place of an mlx-lm cache, with the same tokens."""
     kinds = importlib.import_module("holdfast.worker.kv.kinds")
     state = kinds.fresh_layer(cache)
@@ -96,12 +100,13 @@ def _as_kept(cache: Any) -> Any:
 
 
 def _main() -> None:
+    """Read config.json from stdin, and write a SequenceSize to stdout."""
     # in case a model evaluates its arrays after all
     if sys.platform == "linux":
         resource.setrlimit(
             resource.RLIMIT_DATA, (_MOST_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1])
         )
-    size = _measured(msgspec.json.decode(sys.stdin.buffer.read()))
+    size = _measure(msgspec.json.decode(sys.stdin.buffer.read()))
     sys.stdout.buffer.write(msgspec.json.encode(size))
 
 

@@ -3,7 +3,9 @@ depend only on (seed, position).
 
 With top-k, the token is sampled from k candidates. Without top-k, it is sampled from the whole
 vocabulary, and the filters are one threshold per row. Scaled logits are (logit - max) /
-temperature, and weights are their exponentials: the likeliest token has weight 1.
+temperature, and weights are their exponentials: the likeliest token has weight 1. `peaks` are the
+maxima of the rows. A token is chosen as the largest sum of scaled logit and Gumbel noise
+(Gumbel-max trick), which gives each token the probability of the softmax.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def sampling_kind(params: SamplingParams, *, vocab_size: int) -> SamplingKind:
 
 def random_key(*, seed: int, position: int) -> tuple[int, int]:
     """The two words of a token's random key: a 64-bit mix of the seed (any int) and the position."""
-    mixed = _mix((_mix(seed & _WORD) + position * _GOLDEN) & _WORD)
+    mixed = _mix_bits((_mix_bits(seed & _WORD) + position * _GOLDEN) & _WORD)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
 
@@ -77,7 +79,7 @@ def sample_tokens(
     if kind.greedy:
         return mx.argmax(logits, axis=-1)
     key_words = mx.array(list(keys), dtype=mx.uint32)
-    inverse_temperature = _column([1.0 / min(p.temperature, HOTTEST) for p in params])
+    inverse_temperature = _as_column([1.0 / min(p.temperature, HOTTEST) for p in params])
     if kind.candidates:
         values, ids = largest(logits, count=kind.candidates)
         return _sample_candidate(
@@ -94,7 +96,7 @@ def sample_tokens(
 
 
 def largest(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
-    """The `count` largest entries of each row, largest first, ties by rising column. Lazy.
+    """The `count` largest entries of each row, largest first, equal ones by rising column. Lazy.
 
     values: fp32 [rows, columns], count ≤ columns. Returns the entries, fp32, and their columns,
     uint32, both [rows, count]. All of these entries are in the `count` blocks with the largest
@@ -103,26 +105,31 @@ def largest(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
     if count * SEARCH_BLOCK * 2 > values.shape[-1]:
         return _largest_of(values, count=count)
     blocks = _in_blocks(values, size=SEARCH_BLOCK, fill=-mx.inf)
-    chosen = _largest_of(mx.max(blocks, axis=-1), count=count)[1]
-    chosen = mx.sort(chosen, axis=-1)
-    found, at = _largest_of(
-        mx.flatten(mx.take_along_axis(blocks, chosen[:, :, None], axis=1), 1), count=count
+    chosen_blocks = _largest_of(mx.max(blocks, axis=-1), count=count)[1]
+    chosen_blocks = mx.sort(chosen_blocks, axis=-1)
+    entries, flat_index = _largest_of(
+        mx.flatten(mx.take_along_axis(blocks, chosen_blocks[:, :, None], axis=1), 1), count=count
     )
-    return found, mx.take_along_axis(
-        chosen, at // SEARCH_BLOCK, axis=-1
-    ) * SEARCH_BLOCK + at % SEARCH_BLOCK
+    return entries, mx.take_along_axis(
+        chosen_blocks, flat_index // SEARCH_BLOCK, axis=-1
+    ) * SEARCH_BLOCK + flat_index % SEARCH_BLOCK
 
 
 def _largest_of(values: mx.array, *, count: int) -> tuple[mx.array, mx.array]:
+    """As `largest`, by searching whole rows: sorted if `count` is a large part of them, otherwise
+    partitioned first.
+    """
     if count * 4 > values.shape[-1]:
-        at = mx.argsort(-values, axis=-1)[:, :count]
-        return mx.take_along_axis(values, at, axis=-1), at
-    among = mx.sort(mx.argpartition(-values, count - 1, axis=-1)[:, :count], axis=-1)
-    found, at = _largest_of(mx.take_along_axis(values, among, axis=-1), count=count)
-    return found, mx.take_along_axis(among, at, axis=-1)
+        columns = mx.argsort(-values, axis=-1)[:, :count]
+        return mx.take_along_axis(values, columns, axis=-1), columns
+    candidate_columns = mx.sort(mx.argpartition(-values, count - 1, axis=-1)[:, :count], axis=-1)
+    entries, columns = _largest_of(
+        mx.take_along_axis(values, candidate_columns, axis=-1), count=count
+    )
+    return entries, mx.take_along_axis(candidate_columns, columns, axis=-1)
 
 
-def _mix(word: int) -> int:
+def _mix_bits(word: int) -> int:
     # The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection, so different words have
     # different keys.
     word = (word + _GOLDEN) & _WORD
@@ -131,7 +138,7 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _column(values: Sequence[float]) -> mx.array:
+def _as_column(values: Sequence[float]) -> mx.array:
     return mx.array(list(values), dtype=mx.float32)[:, None]
 
 
@@ -143,28 +150,36 @@ def _sample_candidate(
     # two nearly equal candidates does not change which one wins.
     candidates = ids.shape[-1]
     rank = mx.arange(candidates, dtype=mx.int32)[None, :]
-    kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)
+    is_kept = rank < mx.array([[min(p.top_k, candidates)] for p in params], dtype=mx.int32)
     if any(p.top_p < 1.0 for p in params):
-        weights = _candidate_weights(kept, scaled)
-        cumulated = mx.cumsum(weights, axis=-1)
-        top_p = _column([p.top_p if p.top_p < 1.0 else 2.0 for p in params])
-        kept = _in_nucleus(kept, rank, weights, cumulated, top_p, cumulated[:, -1:])
+        weights = _candidate_weights(is_kept, scaled)
+        cumulated_weights = mx.cumsum(weights, axis=-1)
+        # above 1, so that rounding of the sum excludes no candidate of rows without top-p
+        top_p = _as_column([p.top_p if p.top_p < 1.0 else 2.0 for p in params])
+        is_kept = _in_nucleus(
+            is_kept, rank, weights, cumulated_weights, top_p, cumulated_weights[:, -1:]
+        )
     if any(p.min_p > 0.0 for p in params):
-        kept = _weighs_enough(kept, scaled, _column([min(p.min_p, 1.0) for p in params]))
-    winner = mx.argmax(_noisy(kept, scaled, _gumbel(keys, numbers=ids)), axis=-1, keepdims=True)
+        is_kept = _passes_min_p(is_kept, scaled, _as_column([min(p.min_p, 1.0) for p in params]))
+    winner = mx.argmax(
+        _noisy_logits(is_kept, scaled, _gumbel(keys, numbers=ids)), axis=-1, keepdims=True
+    )
     return mx.take_along_axis(ids, winner, axis=-1)[:, 0]
 
 
 def _threshold(
     weights: mx.array, *, nucleus: bool, params: Sequence[SamplingParams]
 ) -> mx.array | None:
-    floor = (
-        _column([min(p.min_p, 1.0) for p in params]) if any(p.min_p > 0.0 for p in params) else None
+    """The weight that a token needs to pass top-p and min-p, fp32 [rows, 1]; None: all pass."""
+    min_p_threshold = (
+        _as_column([min(p.min_p, 1.0) for p in params])
+        if any(p.min_p > 0.0 for p in params)
+        else None
     )
     if not nucleus:
-        return floor
-    threshold = nucleus_threshold(weights, top_p=_column([p.top_p for p in params]))
-    return threshold if floor is None else mx.maximum(threshold, floor)
+        return min_p_threshold
+    threshold = nucleus_threshold(weights, top_p=_as_column([p.top_p for p in params]))
+    return threshold if min_p_threshold is None else mx.maximum(threshold, min_p_threshold)
 
 
 def nucleus_threshold(weights: mx.array, *, top_p: mx.array) -> mx.array:
@@ -179,14 +194,17 @@ def nucleus_threshold(weights: mx.array, *, top_p: mx.array) -> mx.array:
     rising = mx.sort(weights, axis=-1)
     with_heavier = mx.cumsum(rising, axis=-1, reverse=True)
     return mx.max(
-        _where_enough(rising, with_heavier, with_heavier[:, :1], top_p), axis=-1, keepdims=True
+        _weights_in_nucleus(rising, with_heavier, with_heavier[:, :1], top_p),
+        axis=-1,
+        keepdims=True,
     )
 
 
 @fused_on_gpus
-def _where_enough(
+def _weights_in_nucleus(
     rising: mx.array, with_heavier: mx.array, total: mx.array, top_p: mx.array
 ) -> mx.array:
+    """The weights that, together with all heavier ones, weigh at least top_p of the total; else 0."""
     return mx.where(with_heavier >= top_p * total, rising, 0.0)
 
 
@@ -206,30 +224,33 @@ def _at_least(weights: mx.array, threshold: mx.array) -> mx.array:
 
 
 @fused_on_gpus
-def _candidate_weights(kept: mx.array, scaled: mx.array) -> mx.array:
-    return mx.where(kept, mx.exp(scaled), 0.0)
+def _candidate_weights(is_kept: mx.array, scaled: mx.array) -> mx.array:
+    return mx.where(is_kept, mx.exp(scaled), 0.0)
 
 
 @fused_on_gpus
 def _in_nucleus(
-    kept: mx.array,
+    is_kept: mx.array,
     rank: mx.array,
     weights: mx.array,
     cumulated: mx.array,
     top_p: mx.array,
     total: mx.array,
 ) -> mx.array:
-    return kept & ((cumulated - weights < top_p * total) | (rank == 0))
+    """Which candidates also pass top-p: those whose likelier ones weigh less than top_p; at least
+    the likeliest.
+    """
+    return is_kept & ((cumulated - weights < top_p * total) | (rank == 0))
 
 
 @fused_on_gpus
-def _weighs_enough(kept: mx.array, scaled: mx.array, min_p: mx.array) -> mx.array:
-    return kept & (mx.exp(scaled) >= min_p)
+def _passes_min_p(is_kept: mx.array, scaled: mx.array, min_p: mx.array) -> mx.array:
+    return is_kept & (mx.exp(scaled) >= min_p)
 
 
 @fused_on_gpus
-def _noisy(kept: mx.array, scaled: mx.array, noise: mx.array) -> mx.array:
-    return mx.where(kept, scaled, -mx.inf) + noise
+def _noisy_logits(is_kept: mx.array, scaled: mx.array, noise: mx.array) -> mx.array:
+    return mx.where(is_kept, scaled, -mx.inf) + noise
 
 
 @fused_on_gpus
@@ -238,11 +259,12 @@ def _noisy_weights(weights: mx.array, noise: mx.array) -> mx.array:
 
 
 def _in_blocks(values: mx.array, *, size: int, fill: float) -> mx.array:
+    """Divide rows, padded with `fill`, into blocks: [rows, blocks, size]."""
     rows, columns = values.shape
-    missing = -columns % size
-    if missing:
+    padding = -columns % size
+    if padding:
         values = mx.concatenate(
-            [values, mx.full((rows, missing), fill, dtype=values.dtype)], axis=-1
+            [values, mx.full((rows, padding), fill, dtype=values.dtype)], axis=-1
         )
     return values.reshape(rows, -1, size)
 
@@ -262,6 +284,7 @@ def _sample_weighted(weights: mx.array, *, keys: mx.array) -> mx.array:
 
 
 def _gumbel(keys: mx.array, *, numbers: mx.array) -> mx.array:
+    # One Gumbel-distributed random number for each row's key and each entry of `numbers`, uint32.
     # A hash instead of mx.random: only the required numbers are computed, and a seed gives the same
     # numbers with every version of MLX.
     return _gumbel_of(keys[:, :1], keys[:, 1:], numbers)

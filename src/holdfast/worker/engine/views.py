@@ -4,6 +4,10 @@ A view implements the part of mlx-lm's cache protocol that models use: `offset`,
 `update_and_fetch`, indexing; for a few models, also `keys_and_values`, `keys` and `values`. Views
 live for one step. None defines `__len__`: an empty view would be falsy, and models would skip the
 mask.
+
+A position is visible to a token if the token attends to it, and a range of adjoining positions may
+be in several arrays (parts). Attention sinks (`sinks`, [heads]) are scores that take part in the
+softmax without a key; None: the model has none.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ _PIECES_PER_SPLIT = 10
 
 @dataclass(frozen=True, slots=True)
 class WindowMask:
-    """The sliding window of an attention mask (None: no window).
+    """Stands for an attention mask: the sliding window that the model asks for (None: no window).
 
     The mask's array is created where it is used, because it depends on the span.
     """
@@ -68,21 +72,22 @@ class StepContext:
 
 
 def _smaller_window(*windows: int | None) -> int | None:
+    """The smallest of these windows; None stands for no window."""
     sizes = [size for size in windows if size is not None]
     return min(sizes) if sizes else None
 
 
 def _attention_spans(
-    layer: LayerKV, queries: mx.array, asked_window: int | None
+    layer: LayerKV, queries: mx.array, requested_window: int | None
 ) -> list[AttentionSpan]:
     """Divide the last appended tokens of a sequence into ranges, oldest first, so that all tokens
     of a range attend to the same keys and values (apart from the causal mask and the window).
 
-    queries: those of these tokens, [1, heads, tokens, head_dim]. asked_window: the size of the sliding
-    window that the model asks for; None: no window.
+    queries: those of these tokens, [1, heads, tokens, head_dim]. requested_window: the sliding window
+    that the model asks for, in tokens; None: no window.
     """
     tokens = queries.shape[2]
-    window = _smaller_window(asked_window, layer.window)
+    window = _smaller_window(requested_window, layer.window)
     return [
         AttentionSpan(
             queries=queries if rows == slice(0, tokens) else queries[:, :, rows],
@@ -97,19 +102,21 @@ def _attend_rows(
     layers: Sequence[LayerKV],
     queries: mx.array,
     *,
-    asked_window: int | None,
+    requested_window: int | None,
     sinks: mx.array | None,
     context: StepContext,
 ) -> mx.array | None:
     """Attention of decoding sequences, one query each, by the backend; None if MLX computes it.
 
-    queries: scaled, [rows, heads, 1, head_dim]; returns [rows, heads, 1, value_dim]. asked_window:
-    the sliding window that the model asks for; None: no window.
+    queries: scaled, [rows, heads, 1, head_dim]; returns [rows, heads, 1, value_dim].
+    requested_window: the sliding window that the model asks for, in tokens; None: no window.
     """
     if not context.composes_attention:
         return None
-    seen = [layer.seen_by_last(_smaller_window(asked_window, layer.window)) for layer in layers]
-    return context.backend.attend_rows(layers, seen, queries, sinks=sinks)
+    visible_tokens = [
+        layer.seen_by_last(_smaller_window(requested_window, layer.window)) for layer in layers
+    ]
+    return context.backend.attend_rows(layers, visible_tokens, queries, sinks=sinks)
 
 
 def _attend(
@@ -129,7 +136,7 @@ def _attend_each(
     layers: Sequence[LayerKV],
     queries: Sequence[mx.array],
     *,
-    asked_window: int | None,
+    requested_window: int | None,
     scale: float,
     sinks: mx.array | None,
     context: StepContext,
@@ -138,45 +145,59 @@ def _attend_each(
     have already tried `_attend_rows`.
 
     queries: of each sequence, [1, heads, tokens, head_dim]; scale: the factor by which they still
-    have to be multiplied. asked_window: as in `_attend_rows`.
+    have to be multiplied. requested_window: the sliding window that the model asks for, in tokens;
+    None: no window.
     """
     results: dict[int, mx.array] = {}
     spans: dict[int, list[AttentionSpan]] = {}
-    single = [at for at, query in enumerate(queries) if query.shape[2] == 1]
-    if 0 < len(single) < len(queries):  # decoding sequences together with prompts
-        decoded = _attend_rows(
-            [layers[at] for at in single],
-            mx.concatenate([queries[at] for at in single]),
-            asked_window=asked_window,
+    decoding_indices = [index for index, query in enumerate(queries) if query.shape[2] == 1]
+    if 0 < len(decoding_indices) < len(queries):  # decoding sequences together with prompts
+        decoded_rows = _attend_rows(
+            [layers[index] for index in decoding_indices],
+            mx.concatenate([queries[index] for index in decoding_indices]),
+            requested_window=requested_window,
             sinks=sinks,
             context=context,
         )
-        if decoded is not None:
-            results = dict(zip(single, _split_rows(decoded, [1] * len(single)), strict=True))
-    for at, (layer, query) in enumerate(zip(layers, queries, strict=True)):
-        if at in results:
+        if decoded_rows is not None:
+            results = dict(
+                zip(
+                    decoding_indices,
+                    _split_rows(decoded_rows, [1] * len(decoding_indices)),
+                    strict=True,
+                )
+            )
+    for index, (layer, query) in enumerate(zip(layers, queries, strict=True)):
+        if index in results:
             continue
         if context.reads_codes and layer.bits and query.shape[2] == 1:
-            seen = layer.seen_by_last(_smaller_window(asked_window, layer.window))
-            results[at] = code_attention.attend(layer, seen, query * scale, sinks=sinks)
+            visible_tokens = layer.seen_by_last(_smaller_window(requested_window, layer.window))
+            results[index] = code_attention.attend(
+                layer, visible_tokens, query * scale, sinks=sinks
+            )
         else:
-            spans[at] = _attention_spans(layer, query, asked_window)
-    flat = [span for ranges in spans.values() for span in ranges]
-    attended = iter(_attend(flat, scale=scale, sinks=sinks, context=context))
-    for at, ranges in spans.items():
+            spans[index] = _attention_spans(layer, query, requested_window)
+    all_spans = [span for ranges in spans.values() for span in ranges]
+    attended = iter(_attend(all_spans, scale=scale, sinks=sinks, context=context))
+    for index, ranges in spans.items():
         parts = [next(attended) for _ in ranges]
-        results[at] = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-    return [results[at] for at in range(len(layers))]
+        results[index] = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+    return [results[index] for index in range(len(layers))]
 
 
 def _attend_alone(
     span: AttentionSpan, scale: float, sinks: mx.array | None, context: StepContext
 ) -> mx.array:
-    seen = span.seen_tokens
+    """Attention of one span by MLX, [1, heads, tokens, value_dim]."""
+    visible_tokens = span.seen_tokens
     mask: mx.array | str | None = None
     if span.tokens > 1:
-        hides = span.window is not None and seen > span.window
-        mask = context.causal(span.tokens, keys=seen, window=span.window) if hides else "causal"
+        is_window_exceeded = span.window is not None and visible_tokens > span.window
+        mask = (
+            context.causal(span.tokens, keys=visible_tokens, window=span.window)
+            if is_window_exceeded
+            else "causal"
+        )
     elif sinks is None and context.composes_attention:
         attended = context.backend.attend_one(span.queries, span.parts)
         if attended is not None:
@@ -214,6 +235,7 @@ class KVView:
         return self.keys, self.values
 
     def _remember(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Keep what `update_and_fetch` returns, for later layers. Returns both."""
         self.keys = keys
         self.values = values
         return keys, values
@@ -234,6 +256,9 @@ class RowsView(KVView):
         offset: mx.array,
         context: StepContext,
     ) -> None:
+        """layers: this layer of each sequence. tokens: the length of each sequence's span. offset:
+        the position of each row, int32 [rows].
+        """
         self._layers = layers
         self._tokens = tokens
         self._context = context
@@ -262,9 +287,9 @@ class RowsView(KVView):
         _, self._kv_heads, _, self._head_dimension = keys.shape
         if len(self._layers) > 1 and are_alike(keys, values):
             # joined once for all rows, so that each sequence needs one write instead of two
-            both = mx.concatenate([keys, values], axis=1)
-            for layer, new in zip(self._layers, self._split(both), strict=True):
-                layer.append_arrays((new,))
+            keys_and_values = mx.concatenate([keys, values], axis=1)
+            for layer, new_arrays in zip(self._layers, self._split(keys_and_values), strict=True):
+                layer.append_arrays((new_arrays,))
             return self, self
         for layer, new_keys, new_values in zip(
             self._layers, self._split(keys), self._split(values), strict=True
@@ -280,20 +305,24 @@ class RowsView(KVView):
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """Compute attention. queries: [rows, heads, 1, head_dim]; returns the same shape."""
-        asked_window = mask.window if isinstance(mask, WindowMask) else None
+        requested_window = mask.window if isinstance(mask, WindowMask) else None
         if self._context.composes_attention and scale != 1.0:
             queries = queries * scale  # once for all rows
             scale = 1.0
         if queries.shape[0] == len(self._layers):
             decoded = _attend_rows(
-                self._layers, queries, asked_window=asked_window, sinks=sinks, context=self._context
+                self._layers,
+                queries,
+                requested_window=requested_window,
+                sinks=sinks,
+                context=self._context,
             )
             if decoded is not None:
                 return decoded
         parts = _attend_each(
             self._layers,
             self._split(queries),
-            asked_window=asked_window,
+            requested_window=requested_window,
             scale=scale,
             sinks=sinks,
             context=self._context,
@@ -324,7 +353,8 @@ def _split_rows(rows: mx.array, tokens: Sequence[int]) -> list[mx.array]:
     if len(tokens) == 1:
         return [rows]
     groups = [
-        tokens[at : at + _PIECES_PER_SPLIT] for at in range(0, len(tokens), _PIECES_PER_SPLIT)
+        tokens[index : index + _PIECES_PER_SPLIT]
+        for index in range(0, len(tokens), _PIECES_PER_SPLIT)
     ]
     if len(groups) > 1:
         pieces = _split_rows(rows, [sum(group) for group in groups])
@@ -353,9 +383,11 @@ class GatherView(KVView):
         """The mask of the positions that each row sees, including the new one: bool [rows, 1, …, 1,
         longest].
         """
-        seen = [_seen_by(layer, 1) for layer in self._layers]
-        lengths = mx.array(seen).reshape((len(seen),) + (1,) * (self._mask_dimensions - 1))
-        positions = mx.arange(max(seen))
+        visible_tokens = [_visible_tokens(layer, 1) for layer in self._layers]
+        lengths = mx.array(visible_tokens).reshape(
+            (len(visible_tokens),) + (1,) * (self._mask_dimensions - 1)
+        )
+        positions = mx.arange(max(visible_tokens))
         mask = positions < lengths
         return mask if window_size is None else mask & (positions >= lengths - window_size)
 
@@ -365,19 +397,19 @@ class GatherView(KVView):
         keys, values: [rows, kv_heads, 1, head_dim]. Returns two arrays [rows, kv_heads, longest,
         head_dim], padded with zeros.
         """
-        seen = [_seen_by(layer, 1) for layer in self._layers]
-        parts = []
-        for row, (layer, count) in enumerate(zip(self._layers, seen, strict=True)):
+        visible_tokens = [_visible_tokens(layer, 1) for layer in self._layers]
+        visible_pairs = []
+        for row, (layer, visible) in enumerate(zip(self._layers, visible_tokens, strict=True)):
             layer.append(keys[row : row + 1], values[row : row + 1])
-            parts.append(layer.last(count))
+            visible_pairs.append(layer.last(visible))
         return self._remember(
-            mx.concatenate([_padded(pair[0], max(seen)) for pair in parts]),
-            mx.concatenate([_padded(pair[1], max(seen)) for pair in parts]),
+            mx.concatenate([_padded(pair[0], max(visible_tokens)) for pair in visible_pairs]),
+            mx.concatenate([_padded(pair[1], max(visible_tokens)) for pair in visible_pairs]),
         )
 
 
-def _seen_by(layer: LayerKV, tokens: int) -> int:
-    """How many positions the next `tokens` tokens of a sequence see, including themselves."""
+def _visible_tokens(layer: LayerKV, tokens: int) -> int:
+    """How many positions the next `tokens` tokens of a sequence see together, including their own."""
     return tokens + layer.visible_before_next()
 
 
@@ -399,7 +431,7 @@ class SpanView(KVView):
 
     @property
     def start_position(self) -> int:
-        return self.offset - _seen_by(self._layer, 0)
+        return self.offset - _visible_tokens(self._layer, 0)
 
     def make_mask(
         self, tokens: int, return_array: bool = False, window_size: int | None = None
@@ -410,13 +442,13 @@ class SpanView(KVView):
         if self._attends:
             return WindowMask(window_size)
         window = _smaller_window(window_size, self._layer.window)
-        seen = _seen_by(self._layer, tokens)
-        if window is None or seen <= window:
+        visible_tokens = _visible_tokens(self._layer, tokens)
+        if window is None or visible_tokens <= window:
             if tokens == 1:
                 return None
             if not return_array:
                 return "causal"
-        return self._context.causal(tokens, keys=seen, window=window)
+        return self._context.causal(tokens, keys=visible_tokens, window=window)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append the span, and return the keys and values that it sees.
@@ -424,19 +456,22 @@ class SpanView(KVView):
         keys, values: [1, kv_heads, tokens, head_dim]. If attention is composed, returns the view
         twice instead, so that the hook calls `attend`.
         """
-        seen = _seen_by(self._layer, keys.shape[2])
+        visible_tokens = _visible_tokens(self._layer, keys.shape[2])
         self._layer.append(keys, values)
         if not self._attends:
-            first = self._layer.tokens - keys.shape[2]
-            own_block = self._layer.quantized_before(self._layer.tokens - 1)
-            assert own_block <= first, "a span reaches into another block of quantized KV"
-            return self._remember(*self._layer.last(seen))
+            first_position = self._layer.tokens - keys.shape[2]
+            quantized_tokens = self._layer.quantized_before(self._layer.tokens - 1)
+            assert quantized_tokens <= first_position, (
+                "a span reaches into another block of quantized KV"
+            )
+            return self._remember(*self._layer.last(visible_tokens))
         self.shape = (1, keys.shape[1], self._layer.tokens, keys.shape[3])
         return self, self
 
     def keys_and_values(self) -> tuple[Any, Any]:
         if self._attends:
-            return self, self  # not kept as attributes: a cycle would keep the state alive
+            # `_remember` would make a reference cycle, which keeps the state alive
+            return self, self
         return super().keys_and_values()
 
     @property
@@ -452,13 +487,13 @@ class SpanView(KVView):
         self, queries: mx.array, *, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
         """Compute attention. queries: [1, heads, tokens, head_dim]; returns the same shape."""
-        asked_window = mask.window if isinstance(mask, WindowMask) else None
+        requested_window = mask.window if isinstance(mask, WindowMask) else None
         queries = queries if scale == 1.0 else queries * scale
         if queries.shape[2] == 1:
             decoded = _attend_rows(
                 [self._layer],
                 queries,
-                asked_window=asked_window,
+                requested_window=requested_window,
                 sinks=sinks,
                 context=self._context,
             )
@@ -467,7 +502,7 @@ class SpanView(KVView):
         (attended,) = _attend_each(
             [self._layer],
             [queries],
-            asked_window=asked_window,
+            requested_window=requested_window,
             scale=1.0,
             sinks=sinks,
             context=self._context,
@@ -497,11 +532,12 @@ class StateView:
         return ArraysCache
 
     def __getitem__(self, index: int) -> mx.array | None:
-        stack, first = self._states[0].stacked(index)
+        """The slot of all sequences, [sequences, …]; None if it is empty."""
+        stack, first_row = self._states[0].stacked(index)
         if stack is None:
             return None
         if (
-            first == 0
+            first_row == 0
             and stack.shape[0] == len(self._states)
             and self._is_stack_of_all(index, stack)
         ):
@@ -515,6 +551,7 @@ class StateView:
         return all(array is stack and row == number for number, (array, row) in enumerate(stacked))
 
     def __setitem__(self, index: int, value: mx.array) -> None:
+        """Set the slot of all sequences. value: [sequences, …]."""
         for row, state in enumerate(self._states):
             state.set_row(index, value, row)
 
@@ -522,8 +559,8 @@ class StateView:
         self, index: int, source: mx.array, width: int, *, lengths: None = None
     ) -> mx.array:
         """Keep the last `width` positions of `source`, [rows, positions, …], in a slot (mlx-vlm)."""
-        self[index] = kept = mx.contiguous(source[:, source.shape[1] - width :])
-        return kept
+        self[index] = window = mx.contiguous(source[:, source.shape[1] - width :])
+        return window
 
     def update_recurrent(
         self,

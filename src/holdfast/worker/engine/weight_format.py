@@ -6,6 +6,8 @@ many rows, are 20 times slower, and MLX cannot compute mixtures of experts in bf
 layers keep their stored weights if the backend can compute their products, and other weights
 are converted, as far as they fit in memory, to float32. On other devices, a model keeps
 its stored format.
+
+A packed weight is quantized; to unpack it is to dequantize it. A "stored" weight is as in the file.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ _FLOAT32_SHARE = 0.75
 _GIB = 1 << 30
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 STORED = ("weight", "scales", "biases")  # the arrays of a layer that keep their format
+# names of mlx-lm's classes for the experts of a layer, compared by name to avoid an import
 _PACKED_EXPERTS = "QuantizedSwitchLinear"
 _PLAIN_EXPERTS = "SwitchLinear"
 _USE_OF_WEIGHTS = re.compile(r"(?<!\bself)\.weight\.(T|dtype|transpose|swapaxes)\b")
 
 
 @cache
-def _plain_counterparts() -> dict[type[Module], Callable[[], Module]]:
+def _plain_modules() -> dict[type[Module], Callable[[], Module]]:
     """Maps quantized module types to functions that create their plain counterparts.
 
     Only exact types match, because the call of a subclass may do more than the plain counterpart.
@@ -79,7 +82,7 @@ class WeightFormat:
         """Whether this module's quantized weight is dequantized."""
         if self.keeps(module):
             return False
-        if not self.unpack or type(module) not in _plain_counterparts():
+        if not self.unpack or type(module) not in _plain_modules():
             return False
         return self.unpack_experts or type(module).__name__ != _PACKED_EXPERTS
 
@@ -90,8 +93,8 @@ class WeightFormat:
 
     def target(self, module: Module, name: str, array: mx.array) -> mx.Dtype:
         """The format that an array of a module gets if it is not unpacked."""
-        stays = name in STORED and self.keeps(module)
-        return array.dtype if stays else _target(array, self.dtype)
+        stays_as_stored = name in STORED and self.keeps(module)
+        return array.dtype if stays_as_stored else _converted_dtype(array, self.dtype)
 
 
 UNCHANGED = WeightFormat(dtype=None, unpack=False, unpack_experts=False)
@@ -105,43 +108,47 @@ def choose_format(
     dtype, dequantize: as in ModelSettings. Raises ModelLoadError if the weights do not fit in
     memory in any allowed format.
     """
-    kinds = {type(module) for module in _modules(model)}
-    is_quantized = not kinds.isdisjoint(_plain_counterparts())
+    module_types = {type(module) for module in _modules(model)}
+    is_quantized = not module_types.isdisjoint(_plain_modules())
     formats = _allowed_formats(
         is_quantized=is_quantized,
         dtype=dtype,
         dequantize=dequantize,
         keep_halves=not any(
-            _uses_weights_itself(kind.__module__)
-            for kind in kinds
-            if not kind.__module__.startswith("mlx.nn")
+            _uses_weights_itself(module_type.__module__)
+            for module_type in module_types
+            if not module_type.__module__.startswith("mlx.nn")
         ),
     )
     if in_use().prefers_float32:
         formats = [
-            chosen for chosen in formats if _cpu_supports(chosen, {kind.__name__ for kind in kinds})
+            candidate
+            for candidate in formats
+            if _cpu_supports(candidate, {module_type.__name__ for module_type in module_types})
         ]
         if not formats:
             raise ModelLoadError(
                 f"on a CPU, this model's experts can be computed only in float32, not in {dtype}: "
                 "set model.dtype to float32"
             )
-    needed_bytes = [format_bytes(model, chosen) for chosen in formats]
-    for chosen, needed in zip(formats, needed_bytes, strict=True):
+    needed_bytes = [format_bytes(model, candidate) for candidate in formats]
+    for candidate, needed in zip(formats, needed_bytes, strict=True):
         # The last format in the list has no alternative, so it may take all memory.
-        share = _FLOAT32_SHARE if chosen is not formats[-1] else 1.0
-        if needed > available_bytes * share:
+        allowed_share = _FLOAT32_SHARE if candidate is not formats[-1] else 1.0
+        if needed > available_bytes * allowed_share:
             continue
-        if chosen is formats[0]:
-            return replace(chosen, note=_why_dequantized(chosen, is_quantized=is_quantized))
-        kept = (
-            "the experts stay packed" if chosen.unpack else "the weights keep their stored format"
+        if candidate is formats[0]:
+            return replace(candidate, note=_why_dequantized(candidate, is_quantized=is_quantized))
+        unconverted_part = (
+            "the experts stay packed"
+            if candidate.unpack
+            else "the weights keep their stored format"
         )
         note = (
-            f"{kept}: in the preferred format they would need {_gib(needed_bytes[0])}, but only "
+            f"{unconverted_part}: in the preferred format they would need {_gib(needed_bytes[0])}, but only "
             f"{_gib(available_bytes)} are available"
         )
-        return replace(chosen, note=note)
+        return replace(candidate, note=note)
     raise ModelLoadError(
         f"the weights need {_gib(min(needed_bytes))} of memory, but only {_gib(available_bytes)} are "
         "available: free memory, or use a smaller model or quantization"
@@ -151,8 +158,8 @@ def choose_format(
 def _why_dequantized(chosen: WeightFormat, *, is_quantized: bool) -> str:
     """Why quantized layers are dequantized on a CPU; empty if they are not, or if it was requested."""
     backend = in_use()
-    matters = backend.prefers_float32 and is_quantized and chosen.unpack
-    reason = backend.stored_refused() if matters else ""
+    needs_reason = backend.prefers_float32 and is_quantized and chosen.unpack
+    reason = backend.stored_refused() if needs_reason else ""
     return f"quantized weights are unpacked: {reason}" if reason else ""
 
 
@@ -185,11 +192,13 @@ def _allowed_formats(
     return formats
 
 
-def _cpu_supports(chosen: WeightFormat, kinds: set[str]) -> bool:
-    """Whether a CPU can compute this format. Dequantized experts must be float32, because MLX's
-    `GatherMM` accepts no other format on a CPU.
+def _cpu_supports(chosen: WeightFormat, module_type_names: set[str]) -> bool:
+    """Whether a CPU can compute a model of these modules in this format. Dequantized experts must
+    be float32, because MLX's `GatherMM` accepts no other format on a CPU.
     """
-    plain_experts = _PLAIN_EXPERTS in kinds or (_PACKED_EXPERTS in kinds and chosen.unpack_experts)
+    plain_experts = _PLAIN_EXPERTS in module_type_names or (
+        _PACKED_EXPERTS in module_type_names and chosen.unpack_experts
+    )
     return not plain_experts or (chosen.dtype is not None and chosen.dtype == mx.float32)
 
 
@@ -230,18 +239,18 @@ def _weights(
 def convert(model: Module, chosen: WeightFormat, *, read: Callable[[int], None]) -> None:
     """Read and convert the weights in place, module by module. Device thread only.
 
-    Memory never holds more than the result and one module. read: called with the stored bytes of
-    each module's weights.
+    Memory never holds more than the result and one module. read: called after each module with the
+    number of bytes of its stored weights.
     """
-    remaining = _named_modules(model)[::-1]
-    while remaining:  # a for loop would hold all quantized modules in memory until its end
-        path, module = remaining.pop()
+    remaining_modules = _named_modules(model)[::-1]
+    while remaining_modules:  # a for loop would hold all quantized modules in memory until its end
+        path, module = remaining_modules.pop()
         arrays = dict(_parameters_of(module))
         stored_bytes = sum(array.nbytes for array in arrays.values())
         if chosen.dequantizes(module):
-            plain = _dequantized(module, chosen.dtype)
-            mx.eval(plain.weight, *([plain.bias] if "bias" in plain else []))
-            _set_at_path(model, path, plain)
+            plain_module = _plain_module(module, chosen.dtype)
+            mx.eval(plain_module.weight, *([plain_module.bias] if "bias" in plain_module else []))
+            _set_at_path(model, path, plain_module)
         else:
             for name, array in arrays.items():
                 arrays[name] = array.astype(chosen.target(module, name, array))
@@ -251,14 +260,15 @@ def convert(model: Module, chosen: WeightFormat, *, read: Callable[[int], None])
             for name, array in arrays.items():
                 _set_at_path(module, name, array)
             if chosen.keeps(module):
-                in_use().keep_stored(module, chosen.dtype or _stored_dtype(module))
+                in_use().keep_stored(module, chosen.dtype or _dtype_as_stored(module))
         del module, arrays
         if stored_bytes:
             read(stored_bytes)
     give_back_freed_memory()
 
 
-def _stored_dtype(module: Any) -> mx.Dtype:
+def _dtype_as_stored(module: Any) -> mx.Dtype:
+    """The floating-point type in which a module is stored: of its scales, if it is quantized."""
     dtype: mx.Dtype = module.scales.dtype if hasattr(module, "bits") else module.weight.dtype
     return dtype
 
@@ -284,7 +294,7 @@ def give_back_freed_memory() -> None:
             trim(0)
 
 
-def _dequantized(module: Any, dtype: mx.Dtype | None) -> Any:
+def _plain_module(module: Any, dtype: mx.Dtype | None) -> Any:
     """The plain counterpart of a quantized module.
 
     Scales are converted to the wider format first: rounding each product to the format of the
@@ -297,32 +307,33 @@ def _dequantized(module: Any, dtype: mx.Dtype | None) -> Any:
     if biases is not None:
         scales = scales.astype(mx.float32)
         biases = biases.astype(mx.float32)
-    packing = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+    quantization = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
     global_scale = module.get("global_scale")
     if global_scale is None:
-        weight = mx.dequantize(module.weight, scales, biases, **packing, dtype=mx.float32)
+        weight = mx.dequantize(module.weight, scales, biases, **quantization, dtype=mx.float32)
     else:
         experts = range(module.weight.shape[0])
-        parts = [
+        expert_weights = [
             mx.dequantize(
-                module.weight[e],
-                scales[e],
+                module.weight[expert],
+                scales[expert],
                 None,
-                **packing,
-                global_scale=global_scale[e],
+                **quantization,
+                global_scale=global_scale[expert],
                 dtype=mx.float32,
             )
-            for e in experts
+            for expert in experts
         ]
-        weight = mx.stack(parts)
-    plain = _plain_counterparts()[type(module)]()
+        weight = mx.stack(expert_weights)
+    plain = _plain_modules()[type(module)]()
     plain.weight = weight.astype(target)
     if "bias" in module:
-        plain.bias = module.bias.astype(_target(module.bias, dtype))
+        plain.bias = module.bias.astype(_converted_dtype(module.bias, dtype))
     return plain.eval()
 
 
-def _target(array: mx.array, dtype: mx.Dtype | None) -> mx.Dtype:
+def _converted_dtype(array: mx.array, dtype: mx.Dtype | None) -> mx.Dtype:
+    """The type of an array after floats are converted to `dtype`; None: they keep their types."""
     return dtype if dtype is not None and mx.issubdtype(array.dtype, mx.floating) else array.dtype
 
 
@@ -344,6 +355,7 @@ def _parameters_of(module: Any) -> Iterator[tuple[str, mx.array]]:
 
 
 def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, mx.array]]:
+    """Yield the arrays in a parameter, with their paths: `path`, or for lists and dicts `path.key`."""
     if isinstance(value, mx.array):
         yield path, value
     elif isinstance(value, Module):
@@ -357,14 +369,15 @@ def _arrays_in(value: Any, path: str) -> Iterator[tuple[str, mx.array]]:
 
 
 def _set_at_path(module: Any, path: str, value: mx.array | Module) -> None:
-    *parents, last = path.split(".")
+    """Replace a parameter or an inner module. path: as MLX writes it, with dots and list indices."""
+    *parents, name = path.split(".")
     holder = module
     for key in parents:
         holder = holder[int(key)] if isinstance(holder, list) else holder[key]
     if isinstance(holder, list):
-        holder[int(last)] = value
+        holder[int(name)] = value
     else:
-        holder[last] = value
+        holder[name] = value
 
 
 def _gib(size: int) -> str:

@@ -23,7 +23,7 @@ from holdfast.worker.kv.layer import DTYPES, ArrayForm, SnapshotMismatch
 from holdfast.worker.kv.live import ModelForm, Snapshot
 from holdfast.worker.kv.quantized import group_size_of
 
-Part: TypeAlias = bytes | memoryview
+Part: TypeAlias = bytes | memoryview  # the bytes of one array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,16 @@ class PayloadFormat:
     def forms(self, *, start: int, tokens: int, form: KVBits = "native") -> list[ArrayForm]:
         """The forms of the arrays of a stored block, or of a state. form: of keys and values."""
         if not tokens:
-            return [kept.of(start) for kept in self.model.checkpoint]
-        forms = [kept.of(tokens) for kept in self.model.block]
+            return [form_by_tokens.of(start) for form_by_tokens in self.model.checkpoint]
+        forms = [form_by_tokens.of(tokens) for form_by_tokens in self.model.block]
         if form == "native":
             return forms
         bits = itertools.cycle(BITS[form])  # the arrays alternate between keys and values
-        return [packed for each in forms for packed in _packed_forms(each, next(bits))]
+        return [
+            packed_form
+            for array_form in forms
+            for packed_form in _packed_forms(array_form, next(bits))
+        ]
 
 
 def _packed_forms(form: ArrayForm, bits: int) -> tuple[ArrayForm, ...]:
@@ -98,8 +102,8 @@ def check_values(forms: Sequence[ArrayForm], parts: Sequence[Part]) -> None:
 
 
 def _is_finite(dtype: str, part: Part) -> bool:
-    if (
-        dtype == "bfloat16"
-    ):  # numpy does not know bfloat16; non-finite values have only ones in the exponent
+    """Whether no number of an array is NaN or infinity. dtype: its name in mlx."""
+    # numpy does not know bfloat16; non-finite values have only ones in the exponent
+    if dtype == "bfloat16":
         return bool(((np.frombuffer(part, np.uint16) & 0x7F80) != 0x7F80).all())
     return not dtype.startswith("float") or bool(np.isfinite(np.frombuffer(part, dtype)).all())

@@ -29,9 +29,10 @@ class Composite(Layer):
         return Composite(tuple(part.with_leaves(leaves) for part in self.parts))
 
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
+        """A tuple of the views of all parts, as the model's `CacheList` has them."""
         parts = zip(*(layer.parts for layer in layers), strict=True)
         return tuple(
-            same[0].view(same, for_kv=for_kv, for_recurrent=for_recurrent) for same in parts
+            states[0].view(states, for_kv=for_kv, for_recurrent=for_recurrent) for states in parts
         )
 
 
@@ -51,51 +52,57 @@ class ForeignState(LayerState):
         return self.cache
 
     def arrays(self) -> Iterator[mx.array]:
-        return _arrays_within(self.cache.state)
+        return _arrays_in(self.cache.state)
 
     def bytes_per_token(self) -> int:
         """Bytes per token in the caches that keep every token; windows and other states do not count."""
         return sum(
-            _bytes_per_token(part) for part in _parts_of(self.cache) if not _largest_size(part)
+            _bytes_per_token(part)
+            for part in _simple_caches(self.cache)
+            if not _window_tokens(part)
         )
 
     def fixed_bytes(self) -> int:
         """Bytes of windows at their largest size, and of states that do not depend on tokens."""
         total = 0
-        for part in _parts_of(self.cache):
+        for part in _simple_caches(self.cache):
             if not _bytes_per_token(part):
-                total += sum(array.nbytes for array in _arrays_within(part.state))
+                total += sum(array.nbytes for array in _arrays_in(part.state))
             else:
-                total += _bytes_per_token(part) * _largest_size(part)
+                total += _bytes_per_token(part) * _window_tokens(part)
         return total
 
 
-def _parts_of(cache: Any) -> Iterator[Any]:
+def _simple_caches(cache: Any) -> Iterator[Any]:
+    """Yield an mlx-lm cache, or the caches that it is composed of (`CacheList`)."""
     parts = getattr(cache, "caches", None)
     if parts is None:
         yield cache
         return
     for part in parts:
-        yield from _parts_of(part)
+        yield from _simple_caches(part)
 
 
 def _bytes_per_token(cache: Any) -> int:
+    """Bytes of keys and values per position of the buffers; 0 for a cache without them."""
     buffers = [getattr(cache, name, None) for name in ("keys", "values")]
     arrays = [buffer for buffer in buffers if isinstance(buffer, mx.array)]
     return sum(array.nbytes // max(1, array.shape[2]) for array in arrays)
 
 
-def _largest_size(cache: Any) -> int:
+def _window_tokens(cache: Any) -> int:
+    """How many tokens a cache keeps at most; 0: every token."""
     size = getattr(cache, "max_size", None)
     return size if isinstance(size, int) else 0
 
 
-def _arrays_within(state: Any) -> Iterator[mx.array]:
+def _arrays_in(state: Any) -> Iterator[mx.array]:
+    """Yield the arrays in nested lists and tuples; other values are skipped."""
     if isinstance(state, mx.array):
         yield state
     elif isinstance(state, list | tuple):
         for part in state:
-            yield from _arrays_within(part)
+            yield from _arrays_in(part)
 
 
 # By class name, so that mlx-lm is not imported here. Other code may add its own kinds.

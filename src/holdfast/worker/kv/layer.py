@@ -3,7 +3,9 @@
 
 To understand a kind, read its file and this one. A live object is used by one sequence: other
 sequences may hold its frozen arrays, but no other sequence writes to it. Device thread only, except
-the forms.
+the forms (types and shapes of arrays).
+
+A query sees a position, or the position is visible to it, if it attends to that position.
 """
 
 from __future__ import annotations
@@ -84,10 +86,11 @@ class HeadsForm:
         )
 
     def of(self, tokens: int) -> ArrayForm:
-        kept = tokens if self.most_tokens is None else min(tokens, self.most_tokens)
+        """The form of the layer's array after this many tokens of a sequence."""
+        kept_tokens = tokens if self.most_tokens is None else min(tokens, self.most_tokens)
         if self.chunk_tokens is not None and tokens:
-            kept = 1 + (tokens - 1) % self.chunk_tokens
-        return ArrayForm(self.dtype, (1, self.heads, kept, self.dimension))
+            kept_tokens = 1 + (tokens - 1) % self.chunk_tokens
+        return ArrayForm(self.dtype, (1, self.heads, kept_tokens, self.dimension))
 
 
 SnapshotForm: TypeAlias = HeadsForm | ArrayForm
@@ -125,16 +128,17 @@ def new_buffers(
 
     like: stored arrays or a pair, which determine the shapes of the new buffers.
     """
-    if old and end - start == capacity:  # MLX would return slices that share the old buffers
-        return tuple(copied(before[:, :, start:end]) for before in old)
-    halves = 2 if len(like) == 2 and are_alike(*like) else 1
+    # if nothing is added, MLX would return slices that share the old buffers
+    if old and end - start == capacity:
+        return tuple(copied(old_buffer[:, :, start:end]) for old_buffer in old)
+    arrays_per_buffer = 2 if len(like) == 2 and are_alike(*like) else 1
     buffers = tuple(
-        mx.zeros((1, halves * each.shape[1], capacity, each.shape[3]), each.dtype)
-        for each in like[: len(like) // halves]
+        mx.zeros((1, arrays_per_buffer * array.shape[1], capacity, array.shape[3]), array.dtype)
+        for array in like[: len(like) // arrays_per_buffer]
     )
     if end > start:
-        for buffer, before in zip(buffers, old, strict=True):
-            buffer[:, :, : end - start] = before[:, :, start:end]
+        for buffer, old_buffer in zip(buffers, old, strict=True):
+            buffer[:, :, : end - start] = old_buffer[:, :, start:end]
     return buffers
 
 
@@ -167,15 +171,15 @@ def keys_and_values(
 
 def joined(runs: Sequence[Sequence[mx.array]], *, capacity: int = 0) -> tuple[mx.array, ...]:
     """Concatenate runs of tokens (stored arrays or pairs), padded with zeros up to `capacity`."""
-    unused = capacity - sum(run[0].shape[2] for run in runs)
-    whole = []
-    for same in zip(*runs, strict=True):
-        arrays = list(same)
-        if unused > 0:
-            shape = (1, same[0].shape[1], unused, same[0].shape[3])
-            arrays.append(mx.zeros(shape, same[0].dtype))
-        whole.append(mx.concatenate(arrays, axis=2))
-    return tuple(whole)
+    padding_tokens = capacity - sum(run[0].shape[2] for run in runs)
+    joined_arrays = []
+    for arrays_of_runs in zip(*runs, strict=True):
+        arrays = list(arrays_of_runs)
+        if padding_tokens > 0:
+            shape = (1, arrays_of_runs[0].shape[1], padding_tokens, arrays_of_runs[0].shape[3])
+            arrays.append(mx.zeros(shape, arrays_of_runs[0].dtype))
+        joined_arrays.append(mx.concatenate(arrays, axis=2))
+    return tuple(joined_arrays)
 
 
 def copied(array: mx.array) -> mx.array:
@@ -315,6 +319,7 @@ class LayerState(Layer):
         raise self._no_snapshot()
 
     def _no_snapshot(self) -> SnapshotMismatch:
+        """The error for methods that a foreign kind does not implement."""
         return SnapshotMismatch(f"{type(self).__name__} has no snapshot form")
 
     # Optional: kinds without spare buffers or frozen tokens inherit these methods.
@@ -391,6 +396,7 @@ class LayerKV(LayerState):
         """The forms of keys and of values. Call it after the first token."""
 
     def append(self, keys: mx.array, values: mx.array) -> None:
+        """Add the keys and values of the next tokens. Lazy."""
         self.append_arrays((keys, values))
 
     @abstractmethod
@@ -480,6 +486,7 @@ class LayerKV(LayerState):
     def arrays(self) -> Iterator[mx.array]:
         return iter(self._buffers)
 
-    def _write(self, new: Sequence[mx.array]) -> None:
-        write(self._buffers, new, start=self._end)
-        self.add_written(new[0].shape[2])
+    def _write(self, arrays: Sequence[mx.array]) -> None:
+        """Write the next tokens at the end of the buffers, which have room for them."""
+        write(self._buffers, arrays, start=self._end)
+        self.add_written(arrays[0].shape[2])

@@ -9,6 +9,9 @@ Snapshots are immutable and share no buffer with live state. What grows with the
 is cut into blocks of tokens; the rest (windows, recurrent states) is saved as a whole, as a
 checkpoint at one position. Snapshots are evaluated with the step that creates them, and restored
 into empty layers. Device thread only.
+
+A layer that grows keeps the keys and values of every token (`LayerState.grows`). Frozen tokens are
+in buffers that are never written to again, so that several states can hold them.
 """
 
 from __future__ import annotations
@@ -94,11 +97,11 @@ class Snapshot:
         """The tokens of this block up to the beginning of `following`, which has the same form, and
         then those of `following`. Lazy.
         """
-        begin = self.cut(following.start - self.start)
+        beginning = self.cut(following.start - self.start)
         return replace(
             self,
-            tokens=begin.tokens + following.tokens,
-            arrays=joined((begin.arrays, following.arrays)),
+            tokens=beginning.tokens + following.tokens,
+            arrays=joined((beginning.arrays, following.arrays)),
         )
 
 
@@ -161,10 +164,12 @@ class LiveState:
 
     @property
     def growing(self) -> list[LayerState]:
+        """The states that keep every token."""
         return [leaf for leaf in self.leaves if leaf.grows]
 
     @property
     def fixed(self) -> list[LayerState]:
+        """The other states (windows, recurrent states), which are saved only as checkpoints."""
         return [leaf for leaf in self.leaves if not leaf.grows]
 
     @property
@@ -183,6 +188,7 @@ class LiveState:
             yield from leaf.arrays()
 
     def reserve(self, tokens: int) -> None:
+        """Make room for this many tokens in total."""
         for leaf in self.leaves:
             leaf.reserve(tokens)
 
@@ -215,7 +221,9 @@ class LiveState:
 
     @property
     def can_drop_last(self) -> bool:
-        """Whether the tokens of the last forward pass can be dropped; see `LayerState`."""
+        """Whether the tokens of the last forward pass can always be dropped; if the state is
+        quantized, only those of the current block.
+        """
         return all(leaf.can_drop_last for leaf in self.leaves)
 
     def saved(self) -> SavedState:
@@ -234,6 +242,7 @@ class LiveState:
         self.tokens = saved.tokens
 
     def can_quantize(self) -> bool:
+        """Whether `quantize` supports these layers and has not quantized them yet."""
         growing = self.growing
         return bool(growing) and all(isinstance(leaf, FullKV) for leaf in growing)
 
@@ -244,16 +253,19 @@ class LiveState:
         fresh: empty layers of the same model that hold keys and values quantized. If the device
         fails, the state is unchanged, unless `is_valid` is False.
         """
-        empty = LiveState(fresh).leaves
-        for old, new in zip(self.leaves, empty, strict=True):
-            if isinstance(old, FullKV):
-                assert isinstance(new, QuantizedKV)
-                new.take_over(old)
+        empty_leaves = LiveState(fresh).leaves
+        for leaf, quantized_leaf in zip(self.leaves, empty_leaves, strict=True):
+            if isinstance(leaf, FullKV):
+                assert isinstance(quantized_leaf, QuantizedKV)
+                quantized_leaf.take_over(leaf)
                 self.is_valid = False
-        taken = iter(
-            [new if old.grows else old for old, new in zip(self.leaves, empty, strict=True)]
+        new_leaves = iter(
+            [
+                quantized_leaf if leaf.grows else leaf
+                for leaf, quantized_leaf in zip(self.leaves, empty_leaves, strict=True)
+            ]
         )
-        self.layers = [layer.with_leaves(taken) for layer in fresh]
+        self.layers = [layer.with_leaves(new_leaves) for layer in fresh]
         self.__post_init__()
         self.is_valid = True
 
@@ -287,9 +299,9 @@ class LiveState:
 
     def share_prefix(self, other: LiveState, tokens: int) -> None:
         """Use the buffers of another parked state, whose first `tokens` tokens are equal."""
-        for own, others in zip(self.leaves, other.leaves, strict=True):
-            if own.grows:
-                own.share_prefix(others, tokens)
+        for leaf, other_leaf in zip(self.leaves, other.leaves, strict=True):
+            if leaf.grows:
+                leaf.share_prefix(other_leaf, tokens)
         self._evaluate_async()
 
     def park(self) -> None:
@@ -298,6 +310,7 @@ class LiveState:
         self.freeze()
 
     def _evaluate_async(self) -> None:
+        """Compute the arrays, so that those that they were made from are freed. Does not wait."""
         mx.async_eval(list(self.arrays()))  # type: ignore[no-untyped-call]
 
     # -- snapshots
@@ -382,24 +395,24 @@ def _restore(
     end: int,
 ) -> None:
     """Give each layer its arrays. Raises SnapshotMismatch if arrays are missing or left over."""
-    left = iter(arrays)
+    remaining_arrays = iter(arrays)
     if len(layouts) != len(leaves):
         raise SnapshotMismatch(
             f"the checkpoint has {len(layouts)} layers, but the model has {len(leaves)}"
         )
     for leaf, layout in zip(leaves, layouts, strict=True):
-        own = leaf.layout()
-        if (layout.kind, layout.slots) != (own.kind, own.slots):
+        expected_layout = leaf.layout()
+        if (layout.kind, layout.slots) != (expected_layout.kind, expected_layout.slots):
             raise SnapshotMismatch(
                 f"a snapshot of a {layout.kind} layer does not fit a {type(leaf).__name__}"
             )
         try:
-            leaf.restore(left, layout, end=end)
+            leaf.restore(remaining_arrays, layout, end=end)
         except StopIteration:
             raise SnapshotMismatch(
                 f"{len(arrays)} arrays are too few for the model's {len(leaves)} layers"
             ) from None
-    if next(left, None) is not None:
+    if next(remaining_arrays, None) is not None:
         raise SnapshotMismatch(
             f"{len(arrays)} arrays are too many for the model's {len(leaves)} layers"
         )
@@ -430,30 +443,30 @@ def start_from(base: LiveBase, fresh: list[Layer], *, is_restored: bool) -> Live
     tokens = base.tokens
     if base.use == "copied":
         copy = LiveState(fresh)
-        middle = state.growing[0].quantized_before(tokens)
-        for start, end in ((0, middle), (middle, tokens)):
+        quantized_end = state.growing[0].quantized_before(tokens)
+        for start, end in ((0, quantized_end), (quantized_end, tokens)):
             if start < end:
                 copy.append_block(state.copy_block(start=start, tokens=end - start))
         return copy
-    empty = LiveState(fresh).leaves
+    empty_leaves = LiveState(fresh).leaves
     if base.use == "shared":
         if state.frozen_tokens < tokens:
             state.freeze()
         leaves = [
-            old.fork(tokens) if old.grows else new
-            for old, new in zip(state.leaves, empty, strict=True)
+            leaf.fork(tokens) if leaf.grows else empty_leaf
+            for leaf, empty_leaf in zip(state.leaves, empty_leaves, strict=True)
         ]
     else:
-        keeps_all = state.can_rewind(tokens) and not is_restored
+        is_rewound = state.can_rewind(tokens) and not is_restored
         leaves = [
-            old if old.grows or keeps_all else new
-            for old, new in zip(state.leaves, empty, strict=True)
+            leaf if leaf.grows or is_rewound else empty_leaf
+            for leaf, empty_leaf in zip(state.leaves, empty_leaves, strict=True)
         ]
-        for old, leaf in zip(state.leaves, leaves, strict=True):
-            if leaf is old:
-                leaf.rewind(state.tokens - tokens)
-    following = iter(leaves)
-    return LiveState([layer.with_leaves(following) for layer in fresh], tokens)
+        for leaf, taken_leaf in zip(state.leaves, leaves, strict=True):
+            if taken_leaf is leaf:
+                taken_leaf.rewind(state.tokens - tokens)
+    remaining_leaves = iter(leaves)
+    return LiveState([layer.with_leaves(remaining_leaves) for layer in fresh], tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,23 +487,28 @@ class Conversion:
     def of(states: Sequence[LiveState], bits: tuple[Bits, Bits]) -> Conversion:
         """Count the tokens of states that can be quantized (`can_quantize`) to these bits."""
         tokens = 0
-        counts_of_part: dict[FrozenPart, list[int]] = {}
+        # how many of its first tokens each of the states holds that holds any
+        token_counts_of_part: dict[FrozenPart, list[int]] = {}
         for state in states:
-            first = _first_full(state)  # all layers share the same tokens
-            tokens += first.tokens - first.frozen_tokens
-            for part, count in first.frozen_parts:
-                counts_of_part.setdefault(part, []).append(count)
-        longest = {part: max(counts) for part, counts in counts_of_part.items()}
+            first_full = _first_full(state)  # all layers share the same tokens
+            tokens += first_full.tokens - first_full.frozen_tokens
+            for part, part_tokens in first_full.frozen_parts:
+                token_counts_of_part.setdefault(part, []).append(part_tokens)
+        most_tokens_of_part = {
+            part: max(token_counts) for part, token_counts in token_counts_of_part.items()
+        }
         return Conversion(
             sequences=len(states),
-            tokens=tokens + sum(longest.values()),
+            tokens=tokens + sum(most_tokens_of_part.values()),
             shared_tokens=sum(
-                longest[part]
-                for part, counts in counts_of_part.items()
-                if len(part.holders) > len(counts)
+                most_tokens_of_part[part]
+                for part, token_counts in token_counts_of_part.items()
+                if len(part.holders) > len(token_counts)
             ),
             converted_tokens=sum(
-                count for part, count in longest.items() if part.is_converted(bits)
+                part_tokens
+                for part, part_tokens in most_tokens_of_part.items()
+                if part.is_converted(bits)
             ),
         )
 
@@ -504,9 +522,10 @@ def shared_beginning(state: LiveState) -> FrozenPart | None:
 
 
 def _first_full(state: LiveState) -> FullKV:
-    first = state.growing[0]
-    assert isinstance(first, FullKV), "the state is quantized"
-    return first
+    """The first growing layer of an unquantized state. The others share the same tokens."""
+    first_growing = state.growing[0]
+    assert isinstance(first_growing, FullKV), "the state is quantized"
+    return first_growing
 
 
 def all_finite(arrays: Iterable[mx.array]) -> mx.array:

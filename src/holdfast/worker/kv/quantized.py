@@ -7,7 +7,7 @@ sequence is interrupted and restored, the result is the same.
 
 Each token is quantized independently, in groups of 64 (or 32) dimensions with a scale and a bias.
 So the quantized numbers (codes) can be cut and joined like keys and values, and a `FullKV` holds
-them and can share them between sequences.
+them and can share them between sequences. "Native" keys and values are unquantized.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def dequantized(arrays: Sequence[mx.array], *, bits: int, dtype: mx.Dtype) -> mx
     if not codes.shape[-1]:  # an index has keys only
         return mx.zeros(codes.shape, dtype)
     scales, biases = scales.astype(dtype), biases.astype(dtype)
-    group = codes.shape[-1] * 32 // bits // scales.shape[-1]
-    return mx.dequantize(codes, scales, biases, group_size=group, bits=bits)
+    group_size = codes.shape[-1] * 32 // bits // scales.shape[-1]
+    return mx.dequantize(codes, scales, biases, group_size=group_size, bits=bits)
 
 
 def copied_if_needed(function: str, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
@@ -86,12 +86,12 @@ def wrong_over_slices() -> frozenset[str]:
     Examples are `mx.dequantize` on Metal in some versions (mlx#4370), and `mx.quantized_matmul` on
     CUDA, which lacks a kernel for slices. The test takes some milliseconds, once per process.
     """
-    stored = mx.random.normal((1, 4, 320, 128), key=mx.random.key(0))
+    array = mx.random.normal((1, 4, 320, 128), key=mx.random.key(0))
     queries = mx.random.normal((1, 2, 3, 128), key=mx.random.key(1))
     weights = mx.random.normal((1, 2, 3, 256), key=mx.random.key(2))
-    wrong = set()
+    wrong_functions = set()
     for bits in (8, 4):
-        slices = [each[:, 1:3, 37:293] for each in mx.quantize(stored, bits=bits)]
+        slices = [each[:, 1:3, 37:293] for each in mx.quantize(array, bits=bits)]
         copies = [mx.contiguous(each) for each in slices]
         multiply = partial(mx.quantized_matmul, bits=bits)
         checks: list[tuple[str, Callable[..., mx.array]]] = [
@@ -100,14 +100,15 @@ def wrong_over_slices() -> frozenset[str]:
             ("mx.quantized_matmul", partial(multiply, weights, transpose=False)),
         ]
         for name, compute in checks:
-            if not _agree(compute, slices, copies):
-                wrong.add(name)
-    return frozenset(wrong)
+            if not _gives_same_result(compute, slices, copies):
+                wrong_functions.add(name)
+    return frozenset(wrong_functions)
 
 
-def _agree(
+def _gives_same_result(
     compute: Callable[..., mx.array], slices: Sequence[mx.array], copies: Sequence[mx.array]
 ) -> bool:
+    """Whether a function gives the same result for slices as for copies of them."""
     try:
         return bool(mx.allclose(compute(*slices), compute(*copies), rtol=1e-3, atol=1e-3).item())
     except (RuntimeError, ValueError, TypeError):  # an unsupported operation
@@ -140,7 +141,7 @@ class QuantizedKV(LayerKV):
         self.bits = self._bits = bits
         self._form = form
         # whether the codes of keys and values are in one buffer, the heads of the keys first
-        self._share_buffer = form[0] == form[1] and self._bits[0] == self._bits[1]
+        self._has_common_buffer = form[0] == form[1] and self._bits[0] == self._bits[1]
         self._block_tokens = block_tokens
         self._dequantize = dequantize
         self._native_start = 0
@@ -166,12 +167,12 @@ class QuantizedKV(LayerKV):
 
     def make_room(self, like: mx.array, tokens: int) -> bool:
         self._make_room((like,), tokens)
-        self._quantize(self._block_start(self.tokens))
+        self._quantize_before(self._block_start(self.tokens))
         return True
 
     def add_written(self, tokens: int) -> None:
         super().add_written(tokens)
-        self._quantize(self._block_start(self.tokens - 1))
+        self._quantize_before(self._block_start(self.tokens - 1))
 
     def see_one_form(self, tokens: int) -> bool:
         return self._block_start(self.tokens) == self._block_start(self.tokens + tokens - 1)
@@ -180,26 +181,27 @@ class QuantizedKV(LayerKV):
         """Make the buffers long enough for the next tokens. like: as for `new_buffers`."""
         if not self._buffers or self._end + tokens > self._buffers[0].shape[2]:
             # the new tokens see these blocks quantized
-            self._quantize(self._block_start(self.tokens))
-            kept = self.tokens - self._codes_state.tokens
-            self._reallocate(like, capacity=max(self._block_tokens, kept + tokens))
+            self._quantize_before(self._block_start(self.tokens))
+            native_tokens = self.tokens - self._codes_state.tokens
+            self._reallocate(like, capacity=max(self._block_tokens, native_tokens + tokens))
 
     def _block_start(self, position: int) -> int:
         """The first position of the block that contains a position."""
         return position // self._block_tokens * self._block_tokens
 
-    def _quantize(self, end: int) -> None:
+    def _quantize_before(self, end: int) -> None:
         """Quantize the tokens up to position `end` that are not quantized yet. Lazy."""
         start = self._codes_state.tokens
         if start < end:
             self._codes_state.append_arrays(self._codes_of_native(start, end))
 
     def _codes_of_native(self, start: int, end: int) -> tuple[mx.array, ...]:
-        return self._codes(self._native(start, end))
+        """Quantize tokens `start` to `end`, which must be in the buffers. Lazy."""
+        return self._codes_of(self._native_arrays(start, end))
 
-    def _codes(self, native: Sequence[mx.array]) -> tuple[mx.array, ...]:
+    def _codes_of(self, native: Sequence[mx.array]) -> tuple[mx.array, ...]:
         """Quantize stored keys and values: their codes, scales and biases, as `_codes_state` holds them."""
-        if not self._share_buffer:
+        if not self._has_common_buffer:
             native = keys_and_values(native)
         return tuple(
             array
@@ -207,7 +209,7 @@ class QuantizedKV(LayerKV):
             for array in quantized(buffer, bits)
         )
 
-    def _native(self, start: int, end: int) -> tuple[mx.array, ...]:
+    def _native_arrays(self, start: int, end: int) -> tuple[mx.array, ...]:
         """Unquantized keys and values of tokens `start` to `end`, which must be in the buffers."""
         assert self._native_start <= start <= end <= self.tokens, (
             "these tokens are there only in quantized form"
@@ -218,12 +220,17 @@ class QuantizedKV(LayerKV):
         )
 
     def _reallocate(self, like: Sequence[mx.array], *, capacity: int) -> None:
-        kept = self._codes_state.tokens
+        """Move the tokens that are not quantized to new buffers. like: as for `new_buffers`."""
+        new_start = self._codes_state.tokens
         self._buffers = new_buffers(
-            self._buffers, like, capacity=capacity, start=kept - self._native_start, end=self._end
+            self._buffers,
+            like,
+            capacity=capacity,
+            start=new_start - self._native_start,
+            end=self._end,
         )
-        self._end -= kept - self._native_start
-        self._native_start = kept
+        self._end -= new_start - self._native_start
+        self._native_start = new_start
 
     def trim(self) -> None:
         if self._buffers and self._buffers[0].shape[2] > self._block_tokens:
@@ -235,7 +242,7 @@ class QuantizedKV(LayerKV):
         """
         assert self.tokens == 0, "the state has tokens of its own"
         end = self._block_start(native.tokens - 1) if native.tokens else 0
-        self._codes_state = native.converted(end, self._bits, self._codes)
+        self._codes_state = native.converted(end, self._bits, self._codes_of)
         self.tokens = self._native_start = end
         if end < native.tokens:
             self.append_arrays(native.copy_arrays(end, native.tokens))
@@ -254,53 +261,62 @@ class QuantizedKV(LayerKV):
     def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
-        first = self.tokens - tokens
-        old = self._dequantized_runs(self._block_start(self.tokens - 1))
-        at = first
-        while at < self.tokens:
-            block_start = self._block_start(at)
+        """Yield the last `tokens` tokens block by block (LayerKV.attention_ranges): those of one
+        block see the same tokens quantized, here dequantized, and their own block in native form.
+        """
+        first_position = self.tokens - tokens
+        dequantized_runs = self._dequantized_runs(self._block_start(self.tokens - 1))
+        position = first_position
+        while position < self.tokens:
+            block_start = self._block_start(position)
             end = min(block_start + self._block_tokens, self.tokens)
-            seen_from = 0 if window is None else max(0, at + 1 - window)
+            first_visible = 0 if window is None else max(0, position + 1 - window)
             parts = [
                 (keys[:, :, low:high], values[:, :, low:high])
-                for start, keys, values in old
-                if (low := max(seen_from - start, 0))
+                for start, keys, values in dequantized_runs
+                if (low := max(first_visible - start, 0))
                 < (high := min(block_start - start, keys.shape[2]))
             ]
-            parts.append(keys_and_values(self._native(max(block_start, seen_from), end)))
-            yield slice(at - first, end - first), tuple(parts)
-            at = end
+            parts.append(keys_and_values(self._native_arrays(max(block_start, first_visible), end)))
+            yield slice(position - first_position, end - first_position), tuple(parts)
+            position = end
 
     def _dequantized_runs(self, end: int) -> list[tuple[int, mx.array, mx.array]]:
         """Dequantized tokens before `end`, as runs of (first position, keys, values)."""
         runs = list(self._codes_state.stored_from_start(end))
-        found = (
+        pairs = (
             self._dequantize(runs, self._form, self._bits) if self._dequantize and runs else None
         )
-        if found is None:
-            found = [self._dequantized(*run) for run in runs]
-        ends = itertools.accumulate((keys.shape[2] for keys, _ in found), initial=0)
-        return [(at, keys, values) for at, (keys, values) in zip(ends, found, strict=False)]
+        if pairs is None:
+            pairs = [self._dequantized(*run) for run in runs]
+        ends = itertools.accumulate((keys.shape[2] for keys, _ in pairs), initial=0)
+        return [(start, keys, values) for start, (keys, values) in zip(ends, pairs, strict=False)]
 
     def _dequantized(
         self, arrays: Sequence[mx.array], low: int, high: int
     ) -> tuple[mx.array, mx.array]:
         """Keys and values of tokens `low` to `high` of stored arrays. Lazy."""
         dtype = DTYPES[self._form[0].dtype]
-        cut = [array[:, :, low:high] for array in arrays]
+        arrays_of_codes = [array[:, :, low:high] for array in arrays]
         stored = [
-            dequantized(cut[at : at + ARRAYS_OF_CODES], bits=bits, dtype=dtype)
-            for at, bits in zip(range(0, len(cut), ARRAYS_OF_CODES), self._bits, strict=False)
+            dequantized(arrays_of_codes[index : index + ARRAYS_OF_CODES], bits=bits, dtype=dtype)
+            for index, bits in zip(
+                range(0, len(arrays_of_codes), ARRAYS_OF_CODES), self._bits, strict=False
+            )
         ]
         return keys_and_values(stored)
 
     def last(self, count: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of the last `count` tokens, those of earlier blocks dequantized. Lazy."""
         if count == 0:
             return keys_and_values(self._buffers, end=0)
         keys, values = joined(self.parts(count))
         return keys, values
 
     def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+        """Yield where the last `count` tokens are stored, oldest first: codes of earlier blocks,
+        then the native buffers, each with the start and the end within them.
+        """
         start = self.tokens - count
         block_start = self._block_start(self.tokens - 1)
         position = 0
@@ -314,9 +330,13 @@ class QuantizedKV(LayerKV):
     # -- go back, share
 
     def can_rewind(self, tokens: int) -> bool:
-        left = self.tokens - tokens
-        return left >= 0 and (
-            left == self._block_start(left) or self._block_start(left) >= self._native_start
+        """Whether the last tokens can be dropped: the block that then is the current one must be
+        empty or still be in the buffers in native form.
+        """
+        remaining_tokens = self.tokens - tokens
+        return remaining_tokens >= 0 and (
+            remaining_tokens == self._block_start(remaining_tokens)
+            or self._block_start(remaining_tokens) >= self._native_start
         )
 
     def quantized_before(self, tokens: int) -> int:
@@ -326,10 +346,14 @@ class QuantizedKV(LayerKV):
         return self._block_start(tokens)
 
     def resumable_prefix(self, tokens: int) -> int:
+        """All `tokens` tokens if their last block is still there in native form; otherwise, whole
+        blocks only.
+        """
         block_start = self._block_start(tokens)
         return tokens if block_start >= self._codes_state.tokens else block_start
 
     def rewind(self, tokens: int) -> None:
+        """Drop the last `tokens` tokens, and the codes of the block that is then the current one."""
         assert self.can_rewind(tokens), f"{tokens} tokens cannot be dropped"
         self.tokens -= tokens
         excess = self._codes_state.tokens - self._block_start(self.tokens)
@@ -343,14 +367,15 @@ class QuantizedKV(LayerKV):
         return self._codes_state.frozen_tokens
 
     def freeze(self) -> None:
+        """Freeze the codes, and shrink the buffers to the native tokens. Lazy."""
         self._codes_state.freeze()
         if self._buffers:
-            block_start = self.tokens - self._codes_state.tokens
+            native_tokens = self.tokens - self._codes_state.tokens
             if (
-                self._buffers[0].shape[2] > block_start
+                self._buffers[0].shape[2] > native_tokens
                 or self._native_start < self._codes_state.tokens
             ):
-                self._reallocate(self._buffers, capacity=block_start)
+                self._reallocate(self._buffers, capacity=native_tokens)
 
     def frozen_arrays(self) -> Iterator[mx.array]:
         return self._codes_state.frozen_arrays()
@@ -360,6 +385,9 @@ class QuantizedKV(LayerKV):
         return self._codes_state.frozen_version
 
     def fork(self, tokens: int) -> Self:
+        """A state for another sequence that shares the codes of the first `tokens` tokens, and has
+        copies of the native ones. Lazy.
+        """
         quantized_tokens = min(self._block_start(tokens), self._codes_state.tokens)
         fork = type(self)(
             self._bits,
@@ -370,13 +398,16 @@ class QuantizedKV(LayerKV):
         fork._codes_state = self._codes_state.fork(quantized_tokens)
         fork.tokens = fork._native_start = quantized_tokens
         if quantized_tokens < tokens:
-            fork.append_arrays(tuple(map(copied, self._native(quantized_tokens, tokens))))
+            fork.append_arrays(tuple(map(copied, self._native_arrays(quantized_tokens, tokens))))
         return fork
 
     def share_prefix(self, other: LayerState, tokens: int) -> None:
+        """Share the codes of the first tokens with another state, as far as both have frozen them."""
         assert isinstance(other, QuantizedKV)
-        shared = min(tokens, self._codes_state.frozen_tokens, other._codes_state.frozen_tokens)
-        self._codes_state.share_prefix(other._codes_state, shared)
+        shared_tokens = min(
+            tokens, self._codes_state.frozen_tokens, other._codes_state.frozen_tokens
+        )
+        self._codes_state.share_prefix(other._codes_state, shared_tokens)
 
     # -- snapshots
 
@@ -384,31 +415,36 @@ class QuantizedKV(LayerKV):
         return self._form
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
-        """Codes if the run ends with a block; otherwise unquantized, to continue from there."""
+        """Codes if a block ends at `end`; otherwise unquantized keys and values, so that a restored
+        sequence can continue within the block. Those must still be in the buffers.
+        """
         if end % self._block_tokens:
-            return tuple(map(copied, keys_and_values(self._native(start, end))))
-        middle = min(max(start, self._codes_state.tokens), end)
+            return tuple(map(copied, keys_and_values(self._native_arrays(start, end))))
+        codes_end = min(max(start, self._codes_state.tokens), end)
         runs = []
-        if start < middle:
-            runs.append(self._codes_state.copy_arrays(start, middle))
-        if middle < end:
-            runs.append(self._codes_of_native(middle, end))
+        if start < codes_end:
+            runs.append(self._codes_state.copy_arrays(start, codes_end))
+        if codes_end < end:
+            runs.append(self._codes_of_native(codes_end, end))
         return self._as_pair(runs[0] if len(runs) == 1 else joined(runs))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
-        taken = [next(arrays)]
-        is_native = taken[0].dtype != mx.uint32
-        taken += [next(arrays) for _ in range(1 if is_native else 2 * ARRAYS_OF_CODES - 1)]
-        found = {array.shape[2] for array in taken}
-        if found != {end - self.tokens}:
+        """Append a block of codes or of native keys and values, after which the state has `end`
+        tokens. Lazy. Raises SnapshotMismatch if an array has another length.
+        """
+        own_arrays = [next(arrays)]
+        is_native = own_arrays[0].dtype != mx.uint32
+        own_arrays += [next(arrays) for _ in range(1 if is_native else 2 * ARRAYS_OF_CODES - 1)]
+        token_counts = {array.shape[2] for array in own_arrays}
+        if token_counts != {end - self.tokens}:
             raise SnapshotMismatch(
-                f"a block of {end - self.tokens} tokens has arrays of {sorted(found)} tokens"
+                f"a block of {end - self.tokens} tokens has arrays of {sorted(token_counts)} tokens"
             )
         if is_native:
-            self.append_arrays(taken)
+            self.append_arrays(own_arrays)
             return
-        self._quantize(self.tokens)
-        self._codes_state.append_arrays(self._as_stored(taken))
+        self._quantize_before(self.tokens)
+        self._codes_state.append_arrays(self._as_stored(own_arrays))
         self.tokens = self._native_start = end
         self._buffers = ()
         self._end = 0
@@ -419,8 +455,8 @@ class QuantizedKV(LayerKV):
             return tuple(arrays)
         heads = self._form[0].heads
         return tuple(
-            copied(array[:, part])
-            for part in (slice(None, heads), slice(heads, None))
+            copied(array[:, heads_of_pair])
+            for heads_of_pair in (slice(None, heads), slice(heads, None))
             for array in arrays
         )
 
@@ -428,7 +464,7 @@ class QuantizedKV(LayerKV):
         """The inverse of `_as_pair`: arrays as `_codes_state` holds them, in one buffer if keys and values
         have the same form.
         """
-        if not self._share_buffer:
+        if not self._has_common_buffer:
             return tuple(pair)
         return tuple(
             mx.concatenate([of_keys, of_values], axis=1)
@@ -442,8 +478,9 @@ class QuantizedKV(LayerKV):
         yield from self._buffers
 
     def bytes_per_token(self) -> int:
+        """Bytes of codes, scales and biases (2 bytes each) per token."""
         return sum(
-            form.heads * (form.dimension * bits // 8 + form.dimension // _group(form) * 4)
+            form.heads * (form.dimension * bits // 8 + form.dimension // _group_size(form) * 4)
             for form, bits in zip(self._form, self._bits, strict=True)
         )
 
@@ -451,7 +488,8 @@ class QuantizedKV(LayerKV):
         return sum(form.of(self._block_tokens).nbytes for form in self._form)
 
 
-def _group(form: HeadsForm) -> int:
-    group = group_size_of(form.dimension)
-    assert group is not None, f"heads of {form.dimension} dimensions cannot be quantized"
-    return group
+def _group_size(form: HeadsForm) -> int:
+    """How many dimensions of these heads share a scale and a bias."""
+    group_size = group_size_of(form.dimension)
+    assert group_size is not None, f"heads of {form.dimension} dimensions cannot be quantized"
+    return group_size

@@ -50,6 +50,8 @@ class RecurrentState(LayerState):
     def view(self, layers: Sequence[Self], *, for_kv: ShowStates, for_recurrent: ShowStates) -> Any:
         return for_recurrent(layers)
 
+    # The lists are copied, but not the arrays: a step replaces arrays and never changes them.
+
     def saved(self) -> tuple[list[mx.array | None], list[int | None]]:
         return list(self._slots), list(self._rows)
 

@@ -31,13 +31,14 @@ class WindowKV(LayerKV):
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
-        self._seen_tokens = window - 1  # how many earlier tokens a query sees at most
+        self._most_earlier_tokens = window - 1  # how many earlier tokens a query sees at most
 
     def append_arrays(self, arrays: Sequence[mx.array]) -> None:
-        added = arrays[0].shape[2]
-        if not self._buffers or self._end + added > self._buffers[0].shape[2]:
+        """Add the next tokens. Until `trim`, the buffers also keep what the first of them sees."""
+        new_tokens = arrays[0].shape[2]
+        if not self._buffers or self._end + new_tokens > self._buffers[0].shape[2]:
             self._reallocate(
-                arrays, capacity=max(self._usual_capacity, self._visible_tokens + added)
+                arrays, capacity=max(self._usual_capacity, self._visible_tokens + new_tokens)
             )
         self._write(arrays)
 
@@ -48,24 +49,27 @@ class WindowKV(LayerKV):
 
     @property
     def _usual_capacity(self) -> int:
-        return self._seen_tokens + 1 + WINDOW_SLACK_TOKENS
+        """The length of the buffers, in tokens, unless a longer chunk was appended."""
+        return self._most_earlier_tokens + 1 + WINDOW_SLACK_TOKENS
 
     def _reallocate(self, like: Sequence[mx.array], *, capacity: int) -> None:
-        visible = self._visible_tokens
+        """Move the visible tokens to new buffers. like: as for `new_buffers`."""
+        visible_tokens = self._visible_tokens
         self._buffers = new_buffers(
-            self._buffers, like, capacity=capacity, start=self._end - visible, end=self._end
+            self._buffers, like, capacity=capacity, start=self._end - visible_tokens, end=self._end
         )
-        self._end = visible
+        self._end = visible_tokens
 
     def visible(self, tokens: int) -> int:
         """How many tokens are kept after `tokens` tokens: those that the next token sees."""
-        return min(tokens, self._seen_tokens)
+        return min(tokens, self._most_earlier_tokens)
 
     def visible_before_next(self) -> int:
         return self._visible_tokens
 
     @property
     def _visible_tokens(self) -> int:
+        """How many of the present tokens are kept."""
         return self.visible(self.tokens)
 
     def can_rewind(self, tokens: int) -> bool:
@@ -76,18 +80,21 @@ class WindowKV(LayerKV):
         return tokens <= self._end and self._end - tokens >= self.visible(self.tokens - tokens)
 
     def form(self) -> tuple[HeadsForm, ...]:
-        most_tokens = self._seen_tokens
+        most_tokens = self._most_earlier_tokens
         return tuple(HeadsForm.of_array(array, most_tokens=most_tokens) for array in self.last(0))
 
     def copy_out(self, start: int, end: int) -> tuple[mx.array, ...]:
         return tuple(map(copied, self.last(self.visible(self.tokens))))
 
     def restore(self, arrays: Iterator[mx.array], layout: CheckpointLayout, *, end: int) -> None:
+        """Restore keys and values that were copied after `end` tokens. Lazy. Raises
+        SnapshotMismatch.
+        """
         keys = next(arrays)
         values = next(arrays)
         if keys.shape[2] != self.visible(end):
             raise SnapshotMismatch(
-                f"a {self.kind} of {self._seen_tokens + 1} tokens was saved with {keys.shape[2]} "
+                f"a {self.kind} of {self._most_earlier_tokens + 1} tokens was saved with {keys.shape[2]} "
                 f"tokens at position {end}"
             )
         self.append(keys, values)
@@ -121,13 +128,18 @@ class ChunkKV(WindowKV):
     def attention_ranges(
         self, tokens: int, window: int | None
     ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
-        first = self.tokens - tokens
-        for start in range(first - first % self._chunk_tokens, self.tokens, self._chunk_tokens):
+        """Yield the last `tokens` tokens, divided at the borders of chunks, each range with the
+        keys and values of its chunk. window: ignored.
+        """
+        first_position = self.tokens - tokens
+        for start in range(
+            first_position - first_position % self._chunk_tokens, self.tokens, self._chunk_tokens
+        ):
             end = min(start + self._chunk_tokens, self.tokens)
             keys, values = self.last(self.tokens - start)
-            seen = end - start
-            own = slice(max(start - first, 0), end - first)
-            yield own, ((keys[:, :, :seen], values[:, :, :seen]),)
+            chunk_tokens = end - start
+            rows = slice(max(start - first_position, 0), end - first_position)
+            yield rows, ((keys[:, :, :chunk_tokens], values[:, :, :chunk_tokens]),)
 
     def seen_by_last(self, window: int | None) -> int:
         return self.visible(self.tokens)

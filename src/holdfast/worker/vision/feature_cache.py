@@ -31,7 +31,7 @@ _FINGERPRINT_DIGITS = 32  # 128 bits
 
 
 class FeatureCache:
-    """Features by the hash of their image. Device thread only."""
+    """Features by the name of their image (a hash). Device thread only."""
 
     def __init__(
         self, folder: Path | None, *, fingerprint: str, ram_bytes: int, disk_bytes: int
@@ -58,18 +58,18 @@ class FeatureCache:
 
     def find(self, image: str) -> ImageFeatures | None:
         """The features of an image; None if they are not kept, or damaged."""
-        found = self._in_ram.get(image)
-        if found is not None:
+        features = self._in_ram.get(image)
+        if features is not None:
             self._in_ram.move_to_end(image)
-            return found
-        found = self._read(image)
-        if found is not None:
-            self._put_in_ram(image, found)
-        return found
+            return features
+        features = self._read(image)
+        if features is not None:
+            self._put_in_ram(image, features)
+        return features
 
     def add(self, image: str, features: ImageFeatures) -> bool:
-        """Keep the features of an image. A full or missing disk costs only the copy there. Returns
-        whether there is one.
+        """Keep the features of an image. Returns whether they are also on disk; a full or missing
+        disk is only logged.
         """
         self._put_in_ram(image, features)
         if self._folder is None:
@@ -83,6 +83,7 @@ class FeatureCache:
         return True
 
     def _put_in_ram(self, image: str, features: ImageFeatures) -> None:
+        """Keep features in RAM, and drop those used longest ago beyond the limit."""
         replaced = self._in_ram.pop(image, None)
         self._ram_bytes += features.nbytes - (0 if replaced is None else replaced.nbytes)
         self._in_ram[image] = features
@@ -91,6 +92,7 @@ class FeatureCache:
             self._ram_bytes -= dropped.nbytes
 
     def _read(self, image: str) -> ImageFeatures | None:
+        """Read features from disk; None if there are none. A damaged file is deleted."""
         if self._folder is None:
             return None
         path = self._path(self._folder, image)
@@ -118,6 +120,7 @@ class FeatureCache:
         return features
 
     def _write(self, folder: Path, image: str, features: ImageFeatures) -> None:
+        """Write features to a file of their own. Raises OSError."""
         arrays = features.arrays()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with atomic_write(self._path(folder, image)) as file:
@@ -129,20 +132,22 @@ class FeatureCache:
         return folder / f"{self._prefix}-{image}{_SUFFIX}"
 
     def _evict_files(self, folder: Path) -> None:
-        files = []
+        """Delete the files used longest ago, of all models, beyond the limit; the latest stays."""
+        files_by_age = []
         for path in folder.glob(f"*{_SUFFIX}"):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files)[:-1]:
-            if total <= self._most_disk_bytes:
+                files_by_age.append((status.st_mtime, status.st_size, path))
+        total_bytes = sum(size for _, size, _ in files_by_age)
+        for _, size, path in sorted(files_by_age)[:-1]:
+            if total_bytes <= self._most_disk_bytes:
                 return
             path.unlink(missing_ok=True)
-            total -= size
+            total_bytes -= size
 
 
 def _checksum(arrays: dict[str, mx.array]) -> str:
+    """A hash of the names, types, shapes and contents of all arrays."""
     digest = xxhash.xxh3_128()
     for name in sorted(arrays):
         array = arrays[name]

@@ -59,12 +59,14 @@ class ImageFile:
     """The output of a model's processor for an image, in an anonymous file."""
 
     def __init__(self, done: ImageDone, file: BinaryIO) -> None:
+        """file: has the arrays; this object closes it."""
         self.layout: ImageLayout = done.layout
         self.nbytes = done.nbytes
         self._inputs = done.inputs
         self._file = file
 
     def inputs(self) -> Mapping[str, Any]:
+        """The inputs of the vision tower, copied from the file. Device thread only."""
         if not self.nbytes:
             return unpacked(self._inputs, memoryview(b""))
         with (
@@ -99,15 +101,15 @@ class ImageReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _QueuedImage:
-    """A queued image."""
+    """An image that waits to be processed, or is being processed."""
 
-    image: str
-    max_pixels: int | None
-    attempt: int = 1
+    image: str  # the name of its file
+    max_pixels: int | None  # larger images are refused; None: only the limit of Pillow applies
+    attempt: int = 1  # counts the processes in which it is tried
 
 
 class ImageProcess:
-    """Starts the process, and replaces it when it fails. See `ImageReader`."""
+    """An `ImageReader` that starts the process, and replaces it when it fails."""
 
     def __init__(
         self,
@@ -122,37 +124,40 @@ class ImageProcess:
         """
         self._model = model
         self._info = info
-        self._images = images
+        self._images = images  # the folder
         self._clock = clock
         self._waiting: deque[_QueuedImage] = deque()
         self._current: _QueuedImage | None = None
         self._file: BinaryIO | None = None  # for the arrays of the current image
         self._process: _Process | None = None
         self._deaths: Counter[str] = Counter()  # processes that each image has ended
-        self._done: list[tuple[str, ImageResult]] = []  # results that `results` has not returned
-        self._used_at = clock()  # time of the last work
+        self._results: list[tuple[str, ImageResult]] = []  # results that `results` has not returned
+        self._last_used_at = clock()  # time of the last work
 
     @property
     def is_busy(self) -> bool:
-        return self._current is not None or bool(self._waiting) or bool(self._done)
+        return self._current is not None or bool(self._waiting) or bool(self._results)
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     def begin(self, image: str, *, max_pixels: int | None) -> None:
+        """Queue an image, unless it is queued or being processed already."""
         queued = (self._current, *self._waiting)
         if all(each is None or each.image != image for each in queued):
             self._waiting.append(_QueuedImage(image, max_pixels))
             self._advance()
 
     def results(self) -> Sequence[tuple[str, ImageResult]]:
+        """The results since the last call. Does not wait."""
         self._advance()
-        done = self._done
-        self._done = []
-        return done
+        results = self._results
+        self._results = []
+        return results
 
     def close(self) -> None:
+        """Kill the process, and forget all images."""
         if self._process is not None:
             self._process.kill()
             self._process = None
@@ -169,12 +174,13 @@ class ImageProcess:
         if self._current is None and self._waiting:
             self._begin_next()
         elif self._current is not None:
-            self._used_at = self._clock()
-        elif self._process is not None and self._clock() - self._used_at > IDLE_SECONDS:
+            self._last_used_at = self._clock()
+        elif self._process is not None and self._clock() - self._last_used_at > IDLE_SECONDS:
             self._process.kill()
             self._process = None
 
     def _begin_next(self) -> None:
+        """Send the first waiting image to the process, which is started if there is none."""
         queued = self._waiting.popleft()
         self._current = queued
         task = ImageTask(
@@ -195,10 +201,11 @@ class ImageProcess:
         try:
             self._process.send(task, self._file)
         except OSError:  # the process ended while idle: no image caused it
-            self._replace(self._process, "it has ended")
+            self._discard_process(self._process, "it has ended")
             self._retry(queued, "it has ended")
 
     def _take_answer(self, queued: _QueuedImage) -> None:
+        """Take the answer for the current image, if there is one; a failed process is replaced."""
         process = self._process
         assert process is not None, "an image is in progress without a process"
         try:
@@ -213,14 +220,14 @@ class ImageProcess:
         elif outcome is not None:
             self._finish(outcome)
 
-    def _handle_failure(self, process: _Process, why: str) -> None:
+    def _handle_failure(self, process: _Process, reason: str) -> None:
         """Kill the process, and retry its image once in another one."""
         queued = self._current
         assert queued is not None, "no image was being processed"
-        self._replace(process, why)
+        self._discard_process(process, reason)
         if not process.has_started:
             lost = ImageLost(reason="the image process did not start; the log says why")
-            self._done += [(each.image, lost) for each in self._waiting]
+            self._results += [(each.image, lost) for each in self._waiting]
             self._waiting.clear()
             self._finish(lost)
             return
@@ -230,30 +237,33 @@ class ImageProcess:
                 ImageRefused(reason="the image cannot be processed: it crashes the decoder")
             )
         else:
-            self._retry(queued, why)
+            self._retry(queued, reason)
 
-    def _replace(self, process: _Process, why: str) -> None:
-        logger.warning("the image process is replaced: %s", why)
+    def _discard_process(self, process: _Process, reason: str) -> None:
+        """Kill the process; the next image starts another one."""
+        logger.warning("the image process is replaced: %s", reason)
         process.kill()
         self._process = None
 
-    def _retry(self, queued: _QueuedImage, why: str) -> None:
-        """Retry the current image in another process."""
+    def _retry(self, queued: _QueuedImage, reason: str) -> None:
+        """Retry the current image in another process, unless it has had all its attempts."""
         if queued.attempt < _ATTEMPTS:
             self._close_file()
             self._current = None
-            again = _QueuedImage(queued.image, queued.max_pixels, attempt=queued.attempt + 1)
-            self._waiting.appendleft(again)
+            next_attempt = _QueuedImage(queued.image, queued.max_pixels, attempt=queued.attempt + 1)
+            self._waiting.appendleft(next_attempt)
         else:
-            self._finish(ImageLost(reason=f"the image process failed: {why}; please try again"))
+            self._finish(ImageLost(reason=f"the image process failed: {reason}; please try again"))
 
     def _finish(self, result: ImageResult) -> None:
+        """Report the result of the current image."""
         assert self._current is not None, "no image was being processed"
-        self._done.append((self._current.image, result))
+        self._results.append((self._current.image, result))
         self._current = None
         self._close_file()
 
     def _close_file(self) -> None:
+        """Close the file for the current image's arrays, unless an `ImageFile` has taken it over."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -268,16 +278,16 @@ class _Process:
 
     def __init__(self, model: Path, *, clock: Callable[[], float]) -> None:
         """Raises OSError if the process cannot be started."""
-        self._link, theirs = socket.socketpair()
-        with theirs:
+        self._link, process_link = socket.socketpair()
+        with process_link:
             # -P: a module in the current folder must not shadow a standard library module
             program = (sys.executable, "-P", "-m", "holdfast.worker.vision.image_worker")
             try:
                 self._process = subprocess.Popen(
-                    (*program, str(model), str(theirs.fileno())),
+                    (*program, str(model), str(process_link.fileno())),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[process_link.fileno()],
                     env={**os.environ, **_ENVIRONMENT},
                 )
             except OSError:
@@ -285,7 +295,7 @@ class _Process:
                 raise
         self._link.setblocking(False)
         self._clock = clock
-        self._read = bytearray()
+        self._received = bytearray()
         self._limits = _ResourceLimits(self._process.pid, seconds=_START_SECONDS, clock=clock)
         self.has_started = False
 
@@ -312,25 +322,25 @@ class _Process:
                     part = b""
                 if not part:
                     raise _ProcessFailed("it has ended")
-                self._read += part
-        if not self.has_started and self._read:
-            del self._read[: len(STARTED)]
+                self._received += part
+        if not self.has_started and self._received:
+            del self._received[: len(STARTED)]
             self.has_started = True
             self._limits = _ResourceLimits(self.pid, seconds=MAX_SECONDS, clock=self._clock)
-        size = int.from_bytes(self._read[:HEAD_BYTES], "big")
-        if len(self._read) < HEAD_BYTES or len(self._read) < HEAD_BYTES + size:
+        size = int.from_bytes(self._received[:HEAD_BYTES], "big")
+        if len(self._received) < HEAD_BYTES or len(self._received) < HEAD_BYTES + size:
             self._limits.check()
             return None
-        packed = bytes(self._read[HEAD_BYTES : HEAD_BYTES + size])
-        self._read.clear()
+        packed = bytes(self._received[HEAD_BYTES : HEAD_BYTES + size])
+        self._received.clear()
         outcome: ImageOutcome = msgspec.msgpack.decode(packed, type=ImageOutcome)
         return outcome
 
     def kill(self) -> None:
+        """Kill the process. Waits for its end, but not for long."""
         self._process.kill()
-        with contextlib.suppress(
-            subprocess.TimeoutExpired
-        ):  # blocked in the kernel, for example by a dead disk
+        # it may be blocked in the kernel, for example by a dead disk
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_KILL_SECONDS)
         self._link.close()
 
@@ -341,11 +351,12 @@ class _ResourceLimits:
     def __init__(self, pid: int, *, seconds: float, clock: Callable[[], float]) -> None:
         """seconds: the limit of processor time."""
         self._pid = pid
-        self._seconds = seconds
+        self._limit_seconds = seconds
         self._clock = clock
         self._checked_at = clock()
-        self._grew_at = clock()  # when its processor time was seen to grow
-        self._first_seconds: float | None = None
+        self._last_growth_at = clock()  # when its processor time was seen to grow
+        # processor time: at the first check (None: not checked yet), and at the latest growth
+        self._seconds_at_start: float | None = None
         self._used_seconds = 0.0
 
     def check(self) -> None:
@@ -360,16 +371,16 @@ class _ResourceLimits:
             resident_bytes = process.memory_info().rss
         except psutil.Error:
             return  # it has ended; reading from the socket will show that
-        used = times.user + times.system
-        if self._first_seconds is None:
-            self._first_seconds = used
-        if used > self._used_seconds:
-            self._used_seconds = used
-            self._grew_at = now
+        cpu_seconds = times.user + times.system
+        if self._seconds_at_start is None:
+            self._seconds_at_start = cpu_seconds
+        if cpu_seconds > self._used_seconds:
+            self._used_seconds = cpu_seconds
+            self._last_growth_at = now
         # for systems that cannot limit the address space of a process
         if resident_bytes > MAX_MEMORY_BYTES:
             raise _ProcessFailed(f"it took more than {MAX_MEMORY_BYTES >> 30} GiB of memory")
-        if used - self._first_seconds > self._seconds:
-            raise _ProcessFailed(f"it took more than {self._seconds:g} s for an image")
-        if now - self._grew_at > STALL_SECONDS:
+        if cpu_seconds - self._seconds_at_start > self._limit_seconds:
+            raise _ProcessFailed(f"it took more than {self._limit_seconds:g} s for an image")
+        if now - self._last_growth_at > STALL_SECONDS:
             raise _ProcessFailed(f"it did nothing for {STALL_SECONDS:g} s")

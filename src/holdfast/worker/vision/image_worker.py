@@ -105,7 +105,7 @@ def main() -> None:
     threading.Thread(target=_end_when_closed, args=(link,), daemon=True).start()
     mx.set_default_device(mx.cpu)
     os.nice(_NICENESS)
-    _be_killed_first()
+    _make_first_to_be_killed()
     processor = load.own_processor(Path(folder))
     _limit_memory()
     link.sendall(STARTED)
@@ -144,12 +144,14 @@ def carry_out(task: ImageTask, processor: Any, file: BinaryIO) -> ImageOutcome:
 
 
 def _write_arrays(processed: ProcessedImage, file: BinaryIO) -> ImageDone:
+    """Write the inputs of the vision tower to the file of the task. Raises OSError."""
     inputs = {name: _pack(value, file) for name, value in processed.inputs.items()}
     file.flush()
     return ImageDone(layout=processed.layout, inputs=inputs, nbytes=file.tell())
 
 
 def _pack(value: Any, file: BinaryIO) -> Packed:
+    """Describe a value so that `_unpack` can restore it. Arrays are written to the file."""
     if isinstance(value, list | tuple):
         return PackedList(items=[_pack(each, file) for each in value])
     if isinstance(value, bool | int | float | str) or value is None:
@@ -179,6 +181,7 @@ def unpacked(inputs: Mapping[str, Packed], data: memoryview) -> dict[str, Any]:
 
 
 def _unpack(packed: Packed, data: memoryview) -> Any:
+    """The inverse of `_pack`. data: the file of the task."""
     if isinstance(packed, PackedList):
         return [_unpack(each, data) for each in packed.items]
     if isinstance(packed, PackedPlain):
@@ -197,42 +200,46 @@ def _unpack(packed: Packed, data: memoryview) -> Any:
 
 
 def _receive_exactly(link: socket.socket, size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = link.recv(size - len(parts))
+    """Receive `size` bytes. Raises EOFError if the other end closes the socket before."""
+    received = bytearray()
+    while len(received) < size:
+        part = link.recv(size - len(received))
         if not part:
             raise EOFError
-        parts += part
-    return bytes(parts)
+        received += part
+    return bytes(received)
 
 
 def _end_when_closed(link: socket.socket) -> None:
     """End this process when the other end of the socket is closed, even while it is busy."""
-    ended = select.poll()
-    ended.register(link, select.POLLHUP)
-    while not any(event & (select.POLLHUP | select.POLLERR) for _, event in ended.poll()):
+    hangup = select.poll()
+    hangup.register(link, select.POLLHUP)
+    while not any(event & (select.POLLHUP | select.POLLERR) for _, event in hangup.poll()):
         pass
     os._exit(0)
 
 
-def _be_killed_first() -> None:
+def _make_first_to_be_killed() -> None:
     """On Linux: if memory runs out, the kernel kills this process instead of the worker."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _limit_memory() -> None:
-    taken = psutil.Process().memory_info().vms
+    """Limit the address space of this process, so that a huge image raises MemoryError."""
+    used_bytes = psutil.Process().memory_info().vms
     with contextlib.suppress(ValueError, OSError):  # macOS does not limit the address space
-        most = taken + MAX_MEMORY_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        limit_bytes = used_bytes + MAX_MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
 
 def _limit_time() -> None:
     """Limit the processor time of a task, in case the worker cannot."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = int(used.ru_utime + used.ru_stime) + MAX_SECONDS + 5
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    limit_seconds = int(usage.ru_utime + usage.ru_stime) + MAX_SECONDS + 5
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (limit_seconds, resource.getrlimit(resource.RLIMIT_CPU)[1])
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,10 @@
 
 Images are decoded and processed in another process (`image_process.py`); only the vision tower runs
 here. Device thread only.
+
+An image is identified by its name, a hash in hexadecimal digits (`image` in the code). Its layout
+is the tokens that it takes in a prompt. It is unusable if its contents are refused, or if it could
+not be processed for another reason (it is then lost, until it is tried again).
 """
 
 from __future__ import annotations
@@ -81,7 +85,7 @@ class WorkerImages:
 
     @property
     def info(self) -> VisionInfo:
-        """How prompts for this model are written, before it was examined."""
+        """How prompts for this model are written; the load-time probe may still refuse images."""
         return self._processor.info
 
     @property
@@ -90,8 +94,8 @@ class WorkerImages:
         return self._model.attends_both_ways
 
     @property
-    def before(self) -> tuple[int, ...]:
-        """The tokens that precede an image in prompts, if positions depend on them."""
+    def marker_tokens(self) -> tuple[int, ...]:
+        """The tokens that precede an image in prompts, if positions depend on them; else empty."""
         return self._model.marker
 
     @property
@@ -123,12 +127,13 @@ class WorkerImages:
         """Yield the answers to commands whose images are processed, and begin with the others."""
         self._take_results()
         for question in tuple(self._questions.values()):
-            answer = self._answer(question)
+            answer = self._answer_if_complete(question)
             if answer is not None:
                 del self._questions[answer.call_id]
                 yield answer
 
-    def _answer(self, question: _Question) -> ImageAnswer | None:
+    def _answer_if_complete(self, question: _Question) -> ImageAnswer | None:
+        """The answer to a command; None if not all of its images are processed, which then begins."""
         command = question.command
         lost = question.lost
         for image in command.images:
@@ -136,18 +141,20 @@ class WorkerImages:
                 lost[image] = self._lost[image]
             elif image not in self._layouts and image not in lost:
                 self._reader.begin(image, max_pixels=command.max_pixels)
-        if any(each not in self._layouts and each not in lost for each in command.images):
+        if any(image not in self._layouts and image not in lost for image in command.images):
             return None
-        found = {image: self._layouts[image] for image in command.images if image in self._layouts}
+        results = {
+            image: self._layouts[image] for image in command.images if image in self._layouts
+        }
         return ImageAnswer(
             call_id=command.call_id,
-            layouts=tuple(each for each in found.values() if isinstance(each, ImageLayout)),
+            layouts=tuple(result for result in results.values() if isinstance(result, ImageLayout)),
             failures={
-                image: each.reason
-                for image, each in found.items()
-                if isinstance(each, ImageRefused)
+                image: result.reason
+                for image, result in results.items()
+                if isinstance(result, ImageRefused)
             },
-            lost={image: lost[image] for image in lost if image not in found},
+            lost={image: lost[image] for image in lost if image not in results},
         )
 
     def poll(self) -> None:
@@ -158,6 +165,7 @@ class WorkerImages:
         self._may_compute = True
 
     def free_cached(self) -> None:
+        """Free processed images, and the features in RAM."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -195,8 +203,8 @@ class WorkerImages:
         which `provide` raises an error. Images are added to it.
         """
         self._take_results()
-        missing = self.unprepared(request, start=start, prepared=prepared)
-        for layout in missing[:_PREPARED_AHEAD]:
+        unprepared_layouts = self.unprepared(request, start=start, prepared=prepared)
+        for layout in unprepared_layouts[:_PREPARED_AHEAD]:
             image = layout.image
             if self._is_unusable(image):
                 prepared.add(image)
@@ -214,24 +222,24 @@ class WorkerImages:
         images to be processed.
         """
         self._take_results()
-        missing = 0
+        missing_images = 0
         for index, span in images.overlapping(start, tokens):
             image = span.layout.image
             if index in images.features or self._is_unusable(image):
                 continue
             if image in self._processing:
-                missing += 1
+                missing_images += 1
                 continue
             is_cached = self._cached_features(span.layout) is not None
             if is_cached or (self._is_processed(image) and self._may_compute):
                 self._may_compute &= is_cached
                 images.features[index] = self._features_of(span.layout)
                 continue
-            missing += 1
-            if missing <= _PREPARED_AHEAD and not self._is_processed(image):
+            missing_images += 1
+            if missing_images <= _PREPARED_AHEAD and not self._is_processed(image):
                 self._reader.begin(image, max_pixels=None)
                 self._processing.add(image)
-        return not missing
+        return not missing_images
 
     def has_all(self, images: SequenceImages, *, end: int) -> bool:
         """Whether all images before a position can be provided without processing one again."""
@@ -243,9 +251,11 @@ class WorkerImages:
         )
 
     def _is_unusable(self, image: str) -> bool:
+        """Whether waiting does not help: `provide` raises an error for this image."""
         return image in self._lost or isinstance(self._layouts.get(image), ImageRefused)
 
     def _is_processed(self, image: str) -> bool:
+        """Whether the inputs of the vision tower for this image are there."""
         return image in self._files or image in self._pictures
 
     def provide(self, images: SequenceImages, *, start: int, tokens: int) -> None:
@@ -259,17 +269,21 @@ class WorkerImages:
                 images.features[index] = self._features_of(span.layout)
 
     def _cached_features(self, layout: ImageLayout) -> ImageFeatures | None:
-        found = self._features.find(layout.image)
-        if found is None or found.is_visual.size != len(layout.token_ids):
+        """The cached features of an image; None if there are none that fit this layout."""
+        features = self._features.find(layout.image)
+        if features is None or features.is_visual.size != len(layout.token_ids):
             return None
-        return found
+        return features
 
     def _features_of(self, layout: ImageLayout) -> ImageFeatures:
-        found = self._cached_features(layout)
-        if found is not None:
+        """The features of an image, cached or computed. Waits for the vision tower. Raises
+        ImageUnusable and WorkerUnavailable, as `provide` does.
+        """
+        cached_features = self._cached_features(layout)
+        if cached_features is not None:
             self.figures.reused += 1
-            return found
-        processed = self._processed(layout.image)
+            return cached_features
+        processed = self._processed_image(layout.image)
         if processed.layout != layout:
             raise ImageUnusable(
                 "the model's processor processed this image differently than before"
@@ -287,18 +301,20 @@ class WorkerImages:
         # again, and the sequence should not wait until the image has been decoded again.
         return features
 
-    def _processed(self, image: str) -> ProcessedImage:
+    def _processed_image(self, image: str) -> ProcessedImage:
+        """The processor's output. Raises ImageUnusable, and WorkerUnavailable if there is none yet."""
         if image in self._pictures:
             return self._pictures[image]
         file = self._files.get(image)
         if file is None:
-            refused = self._layouts.get(image)
-            if isinstance(refused, ImageRefused):
-                raise ImageUnusable(refused.reason)
+            layout = self._layouts.get(image)
+            if isinstance(layout, ImageRefused):
+                raise ImageUnusable(layout.reason)
             raise WorkerUnavailable(self._lost.pop(image, _NOT_PROCESSED))
         return ProcessedImage(layout=file.layout, inputs=file.inputs())
 
     def _take_results(self) -> None:
+        """Take what the image process has finished, and free the oldest files beyond the limits."""
         for image, result in self._reader.results():
             self._processing.discard(image)
             self._forget_file(image)

@@ -57,7 +57,7 @@ def load_processor(folder: Path, model: VisionModel) -> Processor:
     """
     try:
         processor = own_processor(folder)
-        return Processor(processor, _info(processor, model))
+        return Processor(processor, _vision_info(processor, model))
     except ModelLoadError:
         raise
     except Exception as error:  # foreign code; the model still reads text
@@ -72,44 +72,49 @@ def own_processor(folder: Path) -> Any:
         # importing the model's code registers its processor with transformers
         utils.get_model_and_args(utils.load_config(folder))
         processor = utils.load_processor(folder, add_detokenizer=False, trust_remote_code=False)
-        own = utils.load_image_processor(folder)
-    if own is not None:
-        processor.image_processor = own
+        image_processor = utils.load_image_processor(folder)
+    if image_processor is not None:
+        processor.image_processor = image_processor
     return processor
 
 
-def _info(processor: Any, model: VisionModel) -> VisionInfo:
+def _vision_info(processor: Any, model: VisionModel) -> VisionInfo:
     """How prompts with images are written for this model and processor."""
     tokenizer = processor.tokenizer
-    plain, with_image = _rendered(processor)
+    text_message, image_message = _rendered_messages(processor)
     candidates = [
         getattr(processor, "boi_token", None),
         getattr(processor, "image_token", None),
         *(_token_of(tokenizer, each) for each in sorted(model.image_token_ids)),
         "<image>",
     ]
+    # the template's placeholder is the candidate that a message has once more with an image
     names = [name for name in candidates if isinstance(name, str) and name]
-    found = [name for name in names if with_image.count(name) == plain.count(name) + 1]
-    if not found:
+    placeholders = [
+        name for name in names if image_message.count(name) == text_message.count(name) + 1
+    ]
+    if not placeholders:
         raise ModelLoadError("its chat template has no image placeholder")
-    template_placeholder = found[0]
-    single = [name for name in (template_placeholder, *names) if _is_token(tokenizer, name)]
-    if not single:
+    template_placeholder = placeholders[0]
+    single_tokens = [name for name in (template_placeholder, *names) if _is_token(tokenizer, name)]
+    if not single_tokens:
         raise ModelLoadError("its tokenizer has no token for an image")
-    before, after = _text_around(processor)
+    text_before, text_after = _text_around(processor)
     return VisionInfo(
         template_placeholder=template_placeholder,
-        written=f"{before}{single[0]}{after}",
-        placeholder=single[0],
+        written=f"{text_before}{single_tokens[0]}{text_after}",
+        placeholder=single_tokens[0],
     )
 
 
 def _token_of(tokenizer: Any, token_id: int) -> str | None:
+    """The text of a token; None if the tokenizer does not have it."""
     name = tokenizer.convert_ids_to_tokens(token_id)
     return name if isinstance(name, str) else None
 
 
 def _is_token(tokenizer: Any, name: str) -> bool:
+    """Whether a text is one added token of the tokenizer, as the placeholder of an image must be."""
     ids = tokenizer.encode(name, add_special_tokens=False)
     return len(ids) == 1 and ids[0] in tokenizer.added_tokens_decoder
 
@@ -124,17 +129,19 @@ def _text_around(processor: Any) -> tuple[str, str]:
     return sequence[:start], sequence[start + len(stripped) :]
 
 
-def _rendered(processor: Any) -> tuple[str, str]:
+def _rendered_messages(processor: Any) -> tuple[str, str]:
     """A message as the chat template writes it, without an image and with one."""
     tokenizer = processor.tokenizer
     template = getattr(processor, "chat_template", None)
-    own = {} if template is None else {"chat_template": template}
+    template_argument = {} if template is None else {"chat_template": template}
     text = {"type": "text", "text": "hello"}
-    plain, with_image = (
-        tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False, **own)
+    text_message, image_message = (
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, **template_argument
+        )
         for content in ([text], [{"type": "image"}, text])
     )
-    return plain, with_image
+    return text_message, image_message
 
 
 def _let_chunks_attend_both_ways(language_model: Any) -> None:
@@ -146,9 +153,9 @@ def _let_chunks_attend_both_ways(language_model: Any) -> None:
         """Let the tokens of an image see each other. types: of the new tokens, text or image."""
         blocks = language_model._block_sequence_ids_for_mask(types)
         query_blocks, key_blocks = blocks[:, :, None], blocks[:, None]
-        same = (query_blocks != -1) & (query_blocks == key_blocks)
+        is_same_image = (query_blocks != -1) & (query_blocks == key_blocks)
         earlier_tokens = mask.shape[-1] - types.shape[1]
-        return mask | mx.pad(same, [(0, 0), (0, 0), (earlier_tokens, 0)])[:, None]
+        return mask | mx.pad(is_same_image, [(0, 0), (0, 0), (earlier_tokens, 0)])[:, None]
 
     language_model._apply_blockwise_bidirectional_overlay = with_image_blocks
 
@@ -164,12 +171,12 @@ def _utils() -> Any:
 @contextmanager
 def _offline() -> Iterator[None]:
     """Keep transformers from asking the Hub about local folders within the block."""
-    before = os.environ.get("HF_HUB_OFFLINE")
+    original_setting = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         yield
     finally:
-        if before is None:
+        if original_setting is None:
             del os.environ["HF_HUB_OFFLINE"]
         else:
-            os.environ["HF_HUB_OFFLINE"] = before
+            os.environ["HF_HUB_OFFLINE"] = original_setting

@@ -54,11 +54,11 @@ class ImageFeatures:
 
     def arrays(self) -> dict[str, mx.array]:
         """All arrays by name; `of_arrays` is the inverse."""
-        named = {f"by_token.{name}": array for name, array in self.by_token.items()}
-        named["is_visual"] = mx.array(self.is_visual)
+        arrays_by_name = {f"by_token.{name}": array for name, array in self.by_token.items()}
+        arrays_by_name["is_visual"] = mx.array(self.is_visual)
         if self.deepstack is not None:
-            named["deepstack"] = self.deepstack
-        return named
+            arrays_by_name["deepstack"] = self.deepstack
+        return arrays_by_name
 
     @staticmethod
     def of_arrays(arrays: Mapping[str, mx.array]) -> ImageFeatures:
@@ -81,7 +81,7 @@ class SequenceImages:
 
     positions: of the prompt's tokens, for models that take positions. next_position: of the first
     generated token. features: of the images that are about to be prefilled, by their index in
-    `spans`. attend_both_ways: see `VisionModel.attends_both_ways`.
+    `spans`. attend_both_ways: whether the tokens of an image attend to each other in both directions.
     """
 
     spans: Sequence[ImageSpan]
@@ -91,11 +91,17 @@ class SequenceImages:
     features: dict[int, ImageFeatures] = field(default_factory=dict)
 
     def positions_of(self, start: int, tokens: int) -> Positions:
-        known = self.positions.shape[1]
-        prompt = self.positions[:, start : start + tokens]
-        first = max(start, known)
-        generated = np.arange(first - known, start + tokens - known) + self.next_position
-        return np.concatenate([prompt, np.tile(generated, (3, 1))], axis=1).astype(np.int32)
+        """The positions of the tokens of a span. Generated tokens have consecutive positions."""
+        prompt_tokens = self.positions.shape[1]
+        prompt_positions = self.positions[:, start : start + tokens]
+        first_generated = max(start, prompt_tokens)
+        generated_positions = (
+            np.arange(first_generated - prompt_tokens, start + tokens - prompt_tokens)
+            + self.next_position
+        )
+        return np.concatenate(
+            [prompt_positions, np.tile(generated_positions, (3, 1))], axis=1
+        ).astype(np.int32)
 
     def overlapping(self, start: int, tokens: int) -> list[tuple[int, ImageSpan]]:
         """The images that have tokens in a span, each with its index."""
@@ -107,6 +113,7 @@ class SequenceImages:
         ]
 
     def lacks(self, start: int, tokens: int) -> bool:
+        """Whether any image in a span has no features here."""
         return any(index not in self.features for index, _ in self.overlapping(start, tokens))
 
     def forget_before(self, position: int) -> None:
@@ -126,10 +133,10 @@ class VisionModel(Module):
 
     def __call__(self, ids: mx.array, cache: Any = None) -> mx.array:
         """Logits. ids: int32 [rows, tokens]."""
-        with_arguments = self._arguments
-        if self.takes_positions and "position_ids" not in with_arguments:
-            with_arguments = {**with_arguments, "position_ids": _default_positions(ids, cache)}
-        logits: mx.array = self.full_model.language_model(ids, cache=cache, **with_arguments).logits
+        arguments = self._arguments
+        if self.takes_positions and "position_ids" not in arguments:
+            arguments = {**arguments, "position_ids": _default_positions(ids, cache)}
+        logits: mx.array = self.full_model.language_model(ids, cache=cache, **arguments).logits
         return logits
 
     @property
@@ -154,11 +161,13 @@ class VisionModel(Module):
 
     @property
     def image_token_ids(self) -> frozenset[int]:
+        """The tokens in place of which the language model gets features of an image."""
         names = ("image_token_id", "image_token_index")
-        found = (getattr(self.full_model.config, name, None) for name in names)
-        return frozenset(token_id for token_id in found if isinstance(token_id, int))
+        token_ids = (getattr(self.full_model.config, name, None) for name in names)
+        return frozenset(token_id for token_id in token_ids if isinstance(token_id, int))
 
     def make_cache(self) -> list[Any]:
+        """New caches for one sequence, as mlx-lm's `make_prompt_cache` expects this method."""
         from mlx_vlm.models.cache import make_prompt_cache
 
         return list(make_prompt_cache(self.full_model.language_model))
@@ -188,18 +197,18 @@ class VisionModel(Module):
             if hasattr(language_model, name):
                 setattr(language_model, name, None)
         ids = mx.array([list(token_ids)])
-        found = self.full_model.get_input_embeddings(
+        embeddings = self.full_model.get_input_embeddings(
             ids, mask=mx.ones_like(ids), **inputs
         ).to_dict()
-        with_arguments = {
+        arguments = {
             name: value
-            for name, value in found.items()
+            for name, value in embeddings.items()
             if value is not None and name not in ("attention_mask_4d", "rope_deltas")
         }
         if self.attends_both_ways:
-            visual = np.isin(np.array(token_ids), list(self.image_token_ids))
-            with_arguments["mm_token_type_ids"] = mx.array(visual.astype(np.int32))[None]
-        logits: mx.array = language_model(ids, cache=self.make_cache(), **with_arguments).logits
+            is_image_token = np.isin(np.array(token_ids), list(self.image_token_ids))
+            arguments["mm_token_type_ids"] = mx.array(is_image_token.astype(np.int32))[None]
+        logits: mx.array = language_model(ids, cache=self.make_cache(), **arguments).logits
         return logits[0, -1]
 
     def relative_positions(self, layout: ImageLayout) -> Positions:
@@ -207,25 +216,25 @@ class VisionModel(Module):
         ids = mx.array([[*self.marker, *layout.token_ids]])
         grid = mx.array([layout.grid])
         positions, _ = self.full_model.language_model.get_rope_index(ids, image_grid_thw=grid)
-        skipped = len(self.marker)
+        skipped = len(self.marker)  # each marker takes one position
         return np.array(positions)[:, 0, skipped:].astype(np.int32) - skipped
 
     def sequence_images(self, spans: Sequence[ImageSpan], *, prompt_tokens: int) -> SequenceImages:
         """Lay out the images of a prompt and compute the positions of its tokens. Computes no features."""
-        parts: list[Positions] = []
-        done_tokens = 0  # tokens
-        position = 0
+        position_pieces: list[Positions] = []
+        done_tokens = 0  # how many of the prompt's tokens have positions
+        position = 0  # of the next token
         for span in spans if self.takes_positions else ():
-            parts.append(text_positions(position, span.start - done_tokens))
+            position_pieces.append(text_positions(position, span.start - done_tokens))
             position += span.start - done_tokens
-            parts.append(self.relative_positions(span.layout) + position)
-            position = int(parts[-1].max()) + 1
+            position_pieces.append(self.relative_positions(span.layout) + position)
+            position = int(position_pieces[-1].max()) + 1
             done_tokens = span.end
-        parts.append(text_positions(position, prompt_tokens - done_tokens))
+        position_pieces.append(text_positions(position, prompt_tokens - done_tokens))
         return SequenceImages(
             spans=spans,
             attend_both_ways=self.attends_both_ways,
-            positions=np.concatenate(parts, axis=1),
+            positions=np.concatenate(position_pieces, axis=1),
             next_position=position + prompt_tokens - done_tokens,
         )
 
@@ -236,21 +245,23 @@ class VisionModel(Module):
         Raises UnsupportedVision if mlx-vlm's code returns something that is not supported.
         """
         ids = mx.array([list(layout.token_ids)])
-        found = self.full_model.get_input_embeddings(
+        embeddings = self.full_model.get_input_embeddings(
             ids, mask=mx.ones_like(ids), **inputs
         ).to_dict()
-        unsupported = [name for name in _UNSUPPORTED if found.get(name) is not None]
+        unsupported = [name for name in _UNSUPPORTED if embeddings.get(name) is not None]
         if unsupported:
             raise UnsupportedVision(f"its language model takes {unsupported[0]}")
-        by_token = {"inputs_embeds": found["inputs_embeds"][0]}
+        by_token = {"inputs_embeds": embeddings["inputs_embeds"][0]}
         by_token |= {
-            name: found[name][0] for name in _TOKEN_ARGUMENTS if found.get(name) is not None
+            name: embeddings[name][0]
+            for name in _TOKEN_ARGUMENTS
+            if embeddings.get(name) is not None
         }
-        deepstack = found.get("deepstack_visual_embeds")
-        visual = np.isin(layout.token_ids.view, list(self.image_token_ids))
+        deepstack = embeddings.get("deepstack_visual_embeds")
+        is_visual = np.isin(layout.token_ids.view, list(self.image_token_ids))
         features = ImageFeatures(
             by_token={name: mx.contiguous(array) for name, array in by_token.items()},
-            is_visual=visual,
+            is_visual=is_visual,
             deepstack=None if deepstack is None else mx.stack(list(deepstack)),
         )
         mx.eval(list(features.arrays().values()))
@@ -263,44 +274,50 @@ class VisionModel(Module):
 
         ids: int32 [1, tokens], with the model's own tokens.
         """
-        text = self.full_model.get_input_embeddings(ids).to_dict()
+        text_embeddings = self.full_model.get_input_embeddings(ids).to_dict()
         names = [
             "inputs_embeds",
-            *(name for name in _TOKEN_ARGUMENTS if text.get(name) is not None),
+            *(name for name in _TOKEN_ARGUMENTS if text_embeddings.get(name) is not None),
         ]
         pieces: dict[str, list[mx.array]] = {name: [] for name in names}
-        visual = np.zeros(tokens, bool)
+        is_visual = np.zeros(tokens, bool)
         deepstack: list[mx.array] = []
-        done_tokens = start
+        done_tokens = start  # the position up to which `pieces` are complete
         for index, image in images.overlapping(start, tokens):
             features = images.features[index]
-            first = max(image.start, start)
-            last = min(image.end, start + tokens)
-            rows = slice(first - image.start, last - image.start)
+            image_start = max(image.start, start)
+            image_end = min(image.end, start + tokens)
+            rows = slice(image_start - image.start, image_end - image.start)
             for name in names:
-                pieces[name].append(text[name][:, done_tokens - start : first - start])
+                pieces[name].append(
+                    text_embeddings[name][:, done_tokens - start : image_start - start]
+                )
                 pieces[name].append(features.by_token[name][None, rows])
-            visual[first - start : last - start] = features.is_visual[rows]
+            is_visual[image_start - start : image_end - start] = features.is_visual[rows]
             if features.deepstack is not None:
-                skipped = int(features.is_visual[: rows.start].sum())
+                earlier_visual_tokens = int(features.is_visual[: rows.start].sum())
                 visual_tokens = int(features.is_visual[rows].sum())
-                deepstack.append(features.deepstack[:, skipped : skipped + visual_tokens])
-            done_tokens = last
+                deepstack.append(
+                    features.deepstack[
+                        :, earlier_visual_tokens : earlier_visual_tokens + visual_tokens
+                    ]
+                )
+            done_tokens = image_end
         arguments: dict[str, Any] = {}
         for name in names:
-            pieces[name].append(text[name][:, done_tokens - start :])
+            pieces[name].append(text_embeddings[name][:, done_tokens - start :])
             arguments[name] = mx.concatenate(pieces[name], axis=1)
-        if deepstack and visual.any():
-            arguments["visual_pos_masks"] = mx.array(visual)[None]
+        if deepstack and is_visual.any():
+            arguments["visual_pos_masks"] = mx.array(is_visual)[None]
             arguments["deepstack_visual_embeds"] = list(mx.concatenate(deepstack, axis=1))
         if self.attends_both_ways:
-            arguments["mm_token_type_ids"] = mx.array(visual.astype(np.int32))[None]
+            arguments["mm_token_type_ids"] = mx.array(is_visual.astype(np.int32))[None]
         return arguments
 
 
-def text_positions(first: int, tokens: int) -> Positions:
-    """The positions of tokens of text."""
-    return np.tile(np.arange(first, first + tokens, dtype=np.int32), (3, 1))
+def text_positions(first_position: int, tokens: int) -> Positions:
+    """The positions of consecutive tokens of text: the same in all three dimensions."""
+    return np.tile(np.arange(first_position, first_position + tokens, dtype=np.int32), (3, 1))
 
 
 def _default_positions(ids: mx.array, cache: Any) -> mx.array:

@@ -35,17 +35,20 @@ class Processor:
         self.info = info
 
     def process(self, image: str, picture: Image.Image) -> ProcessedImage:
-        """Process a picture. Raises ImageUnusable, and the errors of the processor."""
-        found = self._call([picture])
-        ids = np.array(found["input_ids"]).reshape(-1).tolist()
-        grids = [found[name] for name in _GRIDS if found.get(name) is not None]
+        """Process a picture. Raises ImageUnusable, and the errors of the processor.
+
+        image: the name under which the image is known (a hash).
+        """
+        outputs = self._run_processor([picture])
+        ids = np.array(outputs["input_ids"]).reshape(-1).tolist()
+        grids = [outputs[name] for name in _GRIDS if outputs.get(name) is not None]
         return ProcessedImage(
             layout=ImageLayout(
                 image=image,
-                token_ids=TokenIds.of(self._own_tokens(ids)),
+                token_ids=TokenIds.of(self._image_tokens(ids)),
                 grid=tuple(np.array(grids[0]).reshape(-1).tolist()) if grids else (),
             ),
-            inputs=_inputs(found),
+            inputs=_inputs(outputs),
         )
 
     def text_tokens(self, text: str) -> list[int]:
@@ -55,26 +58,38 @@ class Processor:
 
     def process_together(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
         """The inputs of the vision tower for several pictures. Raises what the processor raises."""
-        return _inputs(self._call(pictures))
+        return _inputs(self._run_processor(pictures))
 
-    def _call(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
+    def _run_processor(self, pictures: Sequence[Image.Image]) -> Mapping[str, Any]:
+        """The processor's output for a prompt that has only these pictures, as mlx arrays."""
         from mlx_vlm.models.base import to_mlx
 
         text = self.info.template_placeholder * len(pictures)
         # No further arguments: LlavaProcessor passes those of the tokenizer to the image processor
         # (mlx-vlm 0.7.10).
-        found: Mapping[str, Any] = to_mlx(dict(self._processor(text=[text], images=list(pictures))))
-        return found
+        outputs: Mapping[str, Any] = to_mlx(
+            dict(self._processor(text=[text], images=list(pictures)))
+        )
+        return outputs
 
-    def _own_tokens(self, ids: list[int]) -> list[int]:
-        """The tokens of the image, without those of the text around it."""
-        special = set(self._processor.tokenizer.all_special_ids)
-        special |= set(self._processor.tokenizer.added_tokens_decoder)
-        around = {self._processor.tokenizer.bos_token_id, self._processor.tokenizer.eos_token_id}
-        own = [at for at, each in enumerate(ids) if each in special and each not in around]
-        if not own:
+    def _image_tokens(self, ids: list[int]) -> list[int]:
+        """The tokens of the image, without those of the text around it: from the first special
+        token to the last. Raises ImageUnusable if there is none.
+        """
+        special_ids = set(self._processor.tokenizer.all_special_ids)
+        special_ids |= set(self._processor.tokenizer.added_tokens_decoder)
+        boundary_ids = {
+            self._processor.tokenizer.bos_token_id,
+            self._processor.tokenizer.eos_token_id,
+        }
+        image_indices = [
+            index
+            for index, each in enumerate(ids)
+            if each in special_ids and each not in boundary_ids
+        ]
+        if not image_indices:
             raise ImageUnusable("the model's processor writes no tokens for this image")
-        return ids[own[0] : own[-1] + 1]
+        return ids[image_indices[0] : image_indices[-1] + 1]
 
 
 def _inputs(processed: Mapping[str, Any]) -> dict[str, Any]:
