@@ -256,7 +256,7 @@ def only_calls(rules: Rules, blocks: Sequence[CallBlock], *, parallel: bool) -> 
         lead = f"({lead} {end})? {lead}"
     found = []
     for block in blocks:
-        empty = "" if block.channels is None else block.channels.empty_text
+        empty = "" if block.channels is None else block.channels.empty_text_channel
         before = f"({rules.literal(empty)})? {lead}" if empty else lead
         found.append(f"{before} {_opening(rules, block)} {_calls(rules, block, parallel=parallel)}")
     return one_of(found)
