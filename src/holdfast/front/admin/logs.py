@@ -46,6 +46,7 @@ class _Filter(TypedDict):
 
 
 def _filter_in(query: Mapping[str, str]) -> _Filter:
+    """The filter that a query asks for, by default all lines."""
     return _Filter(
         level=choice_in(query, "level", LEVELS, LEVELS[0]),
         request_id=query.get("request_id", ""),

@@ -168,6 +168,7 @@ class ChoiceText:
         events = (*echo, *deltas)
         if self.is_done:
             return (*events, self._choice_finished(FinishReason.STOP))
+        # a thought that repeats itself is ended by the gateway, and its answer goes on
         visible_token_ids = (delta.token_ids for delta in deltas if not _is_thought(delta))
         self._ended_by_repetition = self._guard.push(chain.from_iterable(visible_token_ids))
         if self._ended_by_repetition:

@@ -45,6 +45,9 @@ class AnswerReader:
     a complete call nor a marker becomes visible text, so that it is not lost. Markers that are
     single tokens arrive as one character each (`Markers`).
 
+    Some models write a frame, such as <answer> and </answer>, around the whole visible answer, and
+    some write text and thoughts in channels, between markers of their own.
+
     White space next to a marker is part of the marker: all white space before a marker and around
     calls; after the beginning or the end of a thought, the blank lines before the first text.
     """
@@ -104,9 +107,8 @@ class AnswerReader:
         self._has_text = False  # visible text was emitted
         self._in_frame = False  # the answer began with the opening of its frame (`EncodedDialect`)
         self._failed_characters = 0  # characters that were parsed as calls without success
-        self._failed_before_thought = (
-            0  # the value of `_failed_characters` when the open thought began
-        )
+        # the value of `_failed_characters` when the open thought began
+        self._failed_before_thought = 0
         self._parser = self._read()
         next(self._parser)
 
@@ -229,7 +231,8 @@ class AnswerReader:
     def _handle_marker_in_text(self, marker: str, place: int, *, begins_line: bool) -> Parser[None]:
         """Handle a marker outside a thought.
 
-        begins_line: whether the marker starts a line, or is a token, which may be anywhere.
+        place: as in `_handle_marker`. begins_line: whether the marker starts a line, or is a token,
+        which may be anywhere.
         """
         dialect = self._dialect
         after = place + len(marker)
@@ -417,7 +420,10 @@ class AnswerReader:
         return len(text) - len(body)
 
     def _omit_spaces(self, text: str) -> int:
-        """Omit the leading white space of the text, up to its last newline. Returns its length."""
+        """Omit the leading white space of the text, as `_omitted_spaces` says. Returns the length.
+
+        In mode "lines", the indentation after its last newline is not omitted.
+        """
         spaces = len(text) - len(text.lstrip(_SPACES))
         newline = text.rfind("\n", 0, spaces) + 1
         self._in_indentation = self._in_indentation or (

@@ -71,7 +71,8 @@ class _SchemaCleaner:
     """Walks one schema and copies what a grammar enforces. The target of a reference becomes a
     definition, at the first reference to it.
 
-    definitions: the clean definitions by name. origins, unenforced: as in `CleanSchema`.
+    definitions: the clean definitions by name. origins, unenforced: as in `CleanSchema`. In all
+    methods, `place` is the JSON pointer of a schema, and `depth` the number of schemas around it.
     """
 
     def __init__(self, root: Any, *, bounds: SchemaBounds, strict: bool) -> None:
@@ -257,6 +258,7 @@ def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str,
 def _put_subschema(
     cleaned: Schema, keyword: str, key: tuple[str, ...], subschema: Schema | bool
 ) -> None:
+    """Put a subschema where `children` found it: `key` is its name or number, or empty."""
     if not key:
         cleaned[keyword] = subschema
     elif keyword in keywords.MAPS:

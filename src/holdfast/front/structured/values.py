@@ -227,6 +227,7 @@ class _TagGrammar:
         ]
         strings = [branch for branch in branches if branch.get("type") == "string"]
         others = [branch for branch in branches if branch.get("type") != "string"]
+        # if strings look like other values, one that begins like JSON would be read as such a value
         reserved = _first_characters_of(others) if self._json_leads == [self._tags.text] else ""
         expressions = [self._string_value(string, reserved, place=place) for string in strings]
         lead = one_of(map(self._rules.literal, self._json_leads))
@@ -429,6 +430,7 @@ class _LiteralGrammar:
         )
 
     def _value(self, node: Any) -> str:
+        """An expression for a value of a schema."""
         if not isinstance(node, dict) or not node:
             return self._any_value_rule()
         if "$ref" in node:
@@ -442,6 +444,7 @@ class _LiteralGrammar:
         return one_of(self._of_type(kind, node) for kind in _possible_types(node))
 
     def _of_type(self, json_type: str, node: Schema) -> str:
+        """An expression for a value of this type, with the other keywords of its schema."""
         match json_type:
             case "string":
                 return self._string(_only_keywords(node, _STRING_KEYWORDS))
@@ -457,6 +460,7 @@ class _LiteralGrammar:
                 return f"{literal('{')} {self.members(node)} {literal('}')}"
 
     def _string(self, node: Schema) -> str:
+        """An expression for a string with its quotes. node: only the keywords of strings."""
         quote = self._syntax.quote
         if not quote:
             json_string = json_value({"type": "string", **node})

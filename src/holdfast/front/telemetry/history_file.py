@@ -100,6 +100,7 @@ class HistoryFile:
         self._save_task = asyncio.create_task(self._save(), name="history is saved")
 
     async def _save(self) -> None:
+        """Write the file if the history has changed. A failure is logged."""
         if not self._has_changed:
             return
         self._has_changed = False

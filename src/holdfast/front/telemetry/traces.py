@@ -155,6 +155,7 @@ class _RareExportErrors(logging.Filter):
         self._next_at = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is logged: not if another one was shortly before it."""
         if record.created < self._next_at:
             return False
         self._next_at = record.created + _EXPORT_ERROR_SECONDS
@@ -190,6 +191,7 @@ def open_traces(version: str) -> Traces:
 
 
 def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
+    """The attributes of a request's span, named as in OpenTelemetry's semantic conventions."""
     attributes = {
         "http.request.method": record.method,
         "http.response.status_code": record.status,
@@ -224,6 +226,7 @@ def _generation_attributes(generation: GenerationRequest) -> dict[str, Any]:
 
 
 def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
+    """The attributes of a request's span that are known with its answer."""
     attributes: dict[str, Any] = {
         "gen_ai.usage.input_tokens": answer.prompt_tokens,
         "gen_ai.usage.output_tokens": answer.tokens,

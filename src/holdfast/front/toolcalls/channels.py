@@ -89,13 +89,13 @@ class Channels(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        to = f"{self.start}assistant to={self.prefix}{{name}}"
+        start_and_recipient = f"{self.start}assistant to={self.prefix}{{name}}"
         if self.calls is None:
-            head = f"{to}{self.channel}commentary json{self.message}"
+            head = f"{start_and_recipient}{self.channel}commentary json{self.message}"
             return CallLayout(heads=(head,), values=JsonObject(), tail=self.ends[1])
         inner = self.calls.layout
         return CallLayout(
-            heads=(to + self.message + inner.opening + inner.heads[0],),
+            heads=(start_and_recipient + self.message + inner.opening + inner.heads[0],),
             values=inner.values,
             tail=inner.tail + inner.closing + self.ends[0],
         )
@@ -105,11 +105,11 @@ class Channels(CallFormat):
         """The layout that a grammar lets the model write: one call, which ends the answer."""
         if self.calls is not None:
             return ()
-        to, kind = f" to={self.prefix}{{name}}", f"{self.channel}commentary"
+        recipient, channel = f" to={self.prefix}{{name}}", f"{self.channel}commentary"
         forms = (
-            f"{kind}{to} {self.constrain}json",
-            f"{to}{kind} {self.constrain}json",
-            f"{to}{kind} json",
+            f"{channel}{recipient} {self.constrain}json",
+            f"{recipient}{channel} {self.constrain}json",
+            f"{recipient}{channel} json",
         )
         heads = tuple(form + self.message for form in forms)
         return (CallLayout(heads=heads, values=JsonObject(), is_single=True),)
@@ -302,9 +302,9 @@ class KimiK3(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        lead = f'{self.open}call tool="'
+        before_name = f'{self.open}call tool="'
         return CallLayout(
-            opening=f"{self.open}tools{self.separator}{lead}",
+            opening=f"{self.open}tools{self.separator}{before_name}",
             heads=(f'{{name}}" index="{{number}}"{self.separator}',),
             values=TaggedValues(
                 before=f'{self.open}argument key="',
@@ -313,7 +313,7 @@ class KimiK3(CallFormat):
                 end=f"{self.close}argument{self.separator}",
             ),
             tail=f"{self.close}call{self.separator}",
-            again=lead,
+            again=before_name,
             closing=f"{self.close}tools{self.separator}",
         )
 

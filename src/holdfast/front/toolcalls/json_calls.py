@@ -116,6 +116,7 @@ class JsonCalls(CallFormat):
         unclosed_openings = {start for start, end in self._pairs if not end}
         closing = distinct(*(end for _, end in self._pairs))
         call_start, has_calls, openings_in_a_row = "", False, 0
+        # each round reads one piece of markup, or one call; `call_start` is the last opening marker
         while True:
             yield from source.skip_space()
             marker = ""
@@ -350,14 +351,17 @@ class NamedJson(CallFormat):
 
     def _layout(self, head: str, *, close: str) -> CallLayout:
         """The layout with this head, whose first marker (or literal) is part of the opening."""
-        lead = head.partition("{")[0]
-        lead = next((marker for marker in markers_in(lead) if lead.startswith(marker)), lead)
+        before_name = head.partition("{")[0]
+        before_name = next(
+            (marker for marker in markers_in(before_name) if before_name.startswith(marker)),
+            before_name,
+        )
         return CallLayout(
-            opening=self.section[0] + lead,
-            heads=(head.removeprefix(lead),),
+            opening=self.section[0] + before_name,
+            heads=(head.removeprefix(before_name),),
             values=JsonObject(),
             tail=close,
-            again=self.between + lead,
+            again=self.between + before_name,
             closing=self.section[1],
         )
 

@@ -65,15 +65,15 @@ class KeyValueTags(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        lead = self.key[1] + self.value[0]
+        before_value = self.key[1] + self.value[0]
         end = self.value[1].rstrip()
         return CallLayout(
             opening=self.section[0] + self.call[0],
             heads=("{name}" + self.name_end,),
             values=TaggedValues(
                 before=self.key[0],
-                text=lead,
-                json=lead,
+                text=before_value,
+                json=before_value,
                 end=end,
                 gap=self.value[1].removeprefix(end),
             ),
@@ -240,13 +240,13 @@ class NestedTags(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        lead = f'{self.marker}<{self.call} name="'
+        before_name = f'{self.marker}<{self.call} name="'
         return CallLayout(
-            opening=f"{self.marker}<{self.section}>\n{lead}",
+            opening=f"{self.marker}<{self.section}>\n{before_name}",
             heads=('{name}">',),
             values=NestedValues(marker=self.marker, item=self.item),
             tail=f"{self.marker}</{self.call}>\n",
-            again=lead,
+            again=before_name,
             closing=f"{self.marker}</{self.section}>",
         )
 

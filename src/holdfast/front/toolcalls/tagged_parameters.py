@@ -295,10 +295,10 @@ class TaggedParameters(CallFormat):
 
     def _layout(self, section: tuple[str, str], wrapper: tuple[str, str]) -> CallLayout:
         """The layout with these tags around all calls, and around each call."""
-        lead = wrapper[0] + self.call[0]
+        before_name = wrapper[0] + self.call[0]
         close = self.parameter[2].rstrip()
         return CallLayout(
-            opening=section[0] + lead,
+            opening=section[0] + before_name,
             heads=("{name}" + self.call[1],),
             values=TaggedValues(
                 before=self.parameter[0],
@@ -309,13 +309,14 @@ class TaggedParameters(CallFormat):
                 cdata=self.cdata,
             ),
             tail=self.call[2] + wrapper[1],
-            again=self.between + lead,
+            again=self.between + before_name,
             closing=section[1],
         )
 
     def read(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read the calls at the current position. Returns False if there are none."""
         call_start = yield from source.read_any(*self.call_starts)
+        # a call without the tags around it, which is accepted as a repair if a family has such tags
         is_bare = call_start == self._call_opening
         if is_bare:
             source.place -= len(call_start)
