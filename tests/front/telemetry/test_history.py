@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.front.telemetry import history as module
 from holdfast.front.telemetry.history import (
-    LEAST_VALUE,
     BUCKETS_PER_DOUBLING,
+    LEAST_VALUE,
     RANGES,
     RETENTION_SECONDS,
     Cell,

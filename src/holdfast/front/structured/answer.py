@@ -1,4 +1,7 @@
-"""The grammar of a whole answer: an optional thought, then text, JSON or calls as requested."""
+"""The grammar of a whole answer: an optional thought, then text, JSON or calls as requested.
+
+An expression is a piece of a grammar, as text (`Rules`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Grammars of tool calls, built from the layout that a family declares."""
+"""Grammars of tool calls, built from the layout that a family declares.
+
+An expression is a piece of a grammar, as text (`Rules`).
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,10 @@ _HEAD_FIELD: Final = re.compile(r"(\{name\}|\{quoted\}|\{id\}|\{number\})")
 
 
 class CallGrammar(NamedTuple):
-    """The grammar of one call. prefix_text: the text up to the head's first field. prefix: that
-    text as an expression. rest: the rest of the call as an expression.
+    """The grammar of one call.
+
+    prefix_text: the text up to the head's first {id} or {number}, with the tool's name filled in.
+    prefix: that text as an expression. rest: the rest of the call as an expression.
     """
 
     prefix_text: str
@@ -230,7 +235,7 @@ def _end_of_call(rules: Rules, tail: str) -> str:
 
 
 def _head_expression(rules: Rules, text: str, id_form: IdForm, name: str) -> str:
-    """Convert a text that contains fields to an expression."""
+    """Convert a text that contains fields (`CallLayout`) to an expression. name: the tool's."""
     expressions = []
     for part in filter(None, _HEAD_FIELD.split(text)):
         match part:
@@ -278,9 +283,10 @@ def only_calls(rules: Rules, blocks: Sequence[CallBlock], *, parallel: bool) -> 
 
 
 def _opening_expression(rules: Rules, block: CallBlock) -> str:
-    """An expression for the text before the first call. White space within what the reader takes for
-    the beginning of calls is as the family writes it: with other white space, the reader would take
-    a part for text.
+    """An expression for the text before the first call.
+
+    The string by which a reader recognizes calls (`call_starts`) must match exactly, because with
+    other white space inside, it would be text. The markup after it may be spaced differently.
     """
     opening = block.layout.opening.lstrip()
     marker = max(
@@ -345,28 +351,28 @@ def text_or_calls(
         is_single = blocks[0].layout.is_single
         text_only = with_end(rules, text, family.channels)
         return f"({text_only} | {calls})" if is_single else f"({text_only} | ({text})? {calls})"
-    token_starts = [marker for marker in family.call_starts if marker in family.markers]
+    start_markers = [marker for marker in family.call_starts if marker in family.markers]
     calls_by_marker: dict[str, list[str]] = {}
     for block in blocks:
         opening = block.layout.opening.lstrip()
         marker = max(
-            (marker for marker in token_starts if opening.startswith(marker)), key=len, default=""
+            (marker for marker in start_markers if opening.startswith(marker)), key=len, default=""
         )
         if marker:
             rest = rules.markup(opening.removeprefix(marker))
             calls_by_marker.setdefault(marker, []).append(
                 f"{rest} {_calls_expression(rules, block, parallel=parallel)}"
             )
-        elif block is blocks[0]:
+        elif block is blocks[0]:  # the family's own calls begin with ordinary text
             return _text_or_unmarked_calls(rules, block, parallel=parallel)
-    text = rules.text_without(token_starts)
+    text = rules.text_without(start_markers)
     alternatives = [with_end(rules, text)]
     if end := rules.message_end():
         alternatives.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
     for marker, openings_and_calls in calls_by_marker.items():
         other_markers = [
             escaped(other)
-            for other in token_starts
+            for other in start_markers
             if other != marker and not rules.split_at_token(other)[1] and other not in marker
         ]
         alternatives.append(

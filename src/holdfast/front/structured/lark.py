@@ -1,4 +1,9 @@
-"""Writes grammars in the Lark syntax of llguidance, and patterns for strings."""
+"""Writes grammars in the Lark syntax of llguidance, and patterns for strings.
+
+An expression is a piece of such a grammar, as text. A rule is a named expression; a lexeme (or
+terminal) is a named combination of regular expressions, which the lexer matches as one unit. A gap is
+optional white space.
+"""
 
 from __future__ import annotations
 
@@ -212,16 +217,16 @@ class Rules:
         """An expression for a marker that is a single token."""
         return f"<[{self.marker_ids[marker]}]>"
 
-    def split_at_token(self, marker: str) -> tuple[str, str, str]:
+    def split_at_token(self, text: str) -> tuple[str, str, str]:
         """Cut a text at the first marker that is a single token.
 
         Returns the text before the marker, the marker, and the text after it. Without a
         marker, returns the whole text and two empty strings.
         """
         if not self.marker_ids:
-            return marker, "", ""
-        before, *rest = self._token_splitter.split(marker, maxsplit=1)
-        return (before, rest[0], rest[1]) if rest else (marker, "", "")
+            return text, "", ""
+        before, *rest = self._token_splitter.split(text, maxsplit=1)
+        return (before, rest[0], rest[1]) if rest else (text, "", "")
 
     def text_before(
         self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()

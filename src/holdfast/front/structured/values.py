@@ -1,4 +1,7 @@
-"""Grammars of a tool's arguments, for each syntax in which families write values."""
+"""Grammars of a tool's arguments, for each syntax in which families write values.
+
+An expression is a piece of a grammar, as text (`Rules`). A node is a JSON schema inside of the tool's.
+"""
 
 from __future__ import annotations
 

@@ -243,8 +243,9 @@ class TaggedParameters(CallFormat):
     or other words.
 
     section: tags around all calls of a turn; other_sections: other spellings that are also read.
-    wrapper: tags around each call. between: text that separates two calls. padding: text that is
-    part of the markup on both sides of a value. types: how a parameter's tag marks a value as a
+    wrapper: tags around each call. call: the text before its name, after the name, and at its end.
+    parameter: the same around a key and its value. between: text that separates two calls. padding:
+    text that is part of the markup on both sides of a value. types: how a parameter's tag marks a value as a
     string, and as JSON. tokens: parts of the tags that may be tokens by themselves. cdata: whether
     a value may be wrapped in a CDATA section.
     """
