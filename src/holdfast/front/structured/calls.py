@@ -370,6 +370,7 @@ def text_or_calls(
     if end := rules.message_end():
         alternatives.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
     for marker, openings_and_calls in calls_by_marker.items():
+        # the text before this marker may not contain the others
         other_markers = [
             escaped(other)
             for other in start_markers
@@ -397,11 +398,12 @@ def _text_or_unmarked_calls(rules: Rules, block: CallBlock, *, parallel: bool) -
     """
     opening = block.layout.opening.lstrip()
     beginnings = [(_loosely_spaced(opening + call.prefix_text), call.rest) for call in block.calls]
-    first = one_of(f"{rules.terminal(f'/{begin}/')} {rest}" for begin, rest in beginnings)
-    beginning = "|".join(begin for begin, _ in beginnings)
-    text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*({beginning}){ANY}/")
-    lead = rules.optional_space()
-    return f"({text} | {lead} {rules.rule(first)} {_after_call(rules, block, parallel=parallel)})"
+    first_call = one_of(f"{rules.terminal(f'/{begin}/')} {rest}" for begin, rest in beginnings)
+    any_beginning = "|".join(begin for begin, _ in beginnings)
+    text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*({any_beginning}){ANY}/")
+    space = rules.optional_space()
+    after_call = _after_call(rules, block, parallel=parallel)
+    return f"({text} | {space} {rules.rule(first_call)} {after_call})"
 
 
 def _loosely_spaced(text: str) -> str:

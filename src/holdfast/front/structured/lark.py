@@ -148,7 +148,7 @@ class Rules:
         self.marker_ids = marker_ids
         self._message_ends = message_ends
         self._turn_ends = turn_ends
-        self._names: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of rules and lexemes, by their spelling and body
         self._lines: list[str] = []
         self._token_splitter = re.compile(
             "(" + "|".join(map(re.escape, sorted(marker_ids, key=len, reverse=True))) + ")"

@@ -107,7 +107,7 @@ class _SchemaCleaner:
             raise SchemaFault("a schema must be an object or a boolean", place=place)
         cleaned: Schema = {}
         if "$ref" in node:
-            may_close_target = may_close and _is_alone(node, "$ref")
+            may_close_target = may_close and _is_only_member_keyword(node, "$ref")
             name = self._definition(
                 node["$ref"], place=place, depth=depth, may_close=may_close_target
             )
@@ -120,10 +120,11 @@ class _SchemaCleaner:
             if keyword in node and not keywords.says_nothing(keyword, node[keyword], node):
                 self._leave_out(keyword, place=place)
         for keyword, child, key in children(node, place=place):
+            # otherwise, a closed subschema would forbid members that the schemas beside it describe
             describes_members_alone = (
                 keyword not in keywords.LISTS
                 or keyword == "prefixItems"
-                or (keyword != "allOf" and _is_alone(node, keyword))
+                or (keyword != "allOf" and _is_only_member_keyword(node, keyword))
             )
             subschema = self.clean_schema(
                 child,
@@ -276,7 +277,7 @@ def _lists_its_properties(node: Schema) -> bool:
     return set(strings(node.get("required"))) <= properties.keys()
 
 
-def _is_alone(node: Schema, keyword: str) -> bool:
+def _is_only_member_keyword(node: Schema, keyword: str) -> bool:
     """Whether no other keyword of a schema describes members.
 
     If so, the subschemas of this keyword may forbid members that they do not declare.

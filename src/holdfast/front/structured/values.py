@@ -100,7 +100,7 @@ class CallableTool:
     def _alternatives(
         self, node: Any, depth: int, followed_references: list[Schema]
     ) -> Iterator[Schema]:
-        """seen: the references that were followed; the alternatives behind them are not repeated."""
+        """Yield the alternatives of a schema, but not those behind references that were followed."""
         if (
             not isinstance(node, dict)
             or depth > _MOST_LEVELS
@@ -236,7 +236,7 @@ class _TagGrammar:
         lead = one_of(map(self._rules.literal, self._json_leads))
         end = f"{self._rules.literal(self._end)} {self._rules.markup(self._tags.gap)}"
         if self._tags.is_loose:
-            space = self._rules.markup(" ")
+            space = self._rules.optional_space()
             lead, end = f"{lead} {space}", f"{space} {end}"
         for other in others:
             expressions.append(f"{lead} {self._json_value(other)} {end}")

@@ -229,12 +229,13 @@ class Channels(CallFormat):
     @property
     def _header_pattern(self) -> re.Pattern[str]:
         """A pattern of the words that a header may begin with, to find its end without `message`."""
-        to = r"(\s*to=[^\s<{]+)?"
+        recipient = r"(\s*to=[^\s<{]+)?"
         channel, constrain = re.escape(self.channel), re.escape(self.constrain)
-        channels = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
-        kind = rf"(\s*({constrain})?\s*(json|code)\b)?" if constrain else ""
+        channel_name = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
+        content_type = rf"(\s*({constrain})?\s*(json|code)\b)?" if constrain else ""
         return re.compile(
-            rf"(\s*(assistant|system|developer|user|tool)\b)?{to}{channels}{to}{kind}\s?"
+            r"(\s*(assistant|system|developer|user|tool)\b)?"
+            rf"{recipient}{channel_name}{recipient}{content_type}\s?"
         )
 
 
