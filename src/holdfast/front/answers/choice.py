@@ -150,7 +150,7 @@ class ChoiceText:
         )
 
     def _prefill_progress(self) -> tuple[PromptProgress, ...]:
-        """The progress event for the end of prefill; empty unless the request asked for progress."""
+        """The progress event for the end of prefill; empty unless it was requested."""
         if not self._rules.reports_progress:
             return ()
         total_tokens = len(self._rules.prompt_token_ids)
@@ -160,7 +160,7 @@ class ChoiceText:
         )
 
     def _on_tokens(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
-        """Turn new tokens into deltas. Ends the choice if its visible part repeats itself endlessly."""
+        """Turn new tokens into deltas. Ends a choice whose visible part repeats itself."""
         echo = self._echo(()) if self._must_echo else ()
         if self._rules.max_tokens == 0:
             return echo  # the request only asks for the prompt's logprobs
@@ -296,10 +296,10 @@ class ChoiceText:
         *,
         keeps_tokens: bool = True,
     ) -> tuple[OutputDelta, ...]:
-        """Turn parts of the answer into deltas: join adjacent parts of one kind, and add the tokens.
+        """Turn parts of the answer into deltas: join adjacent parts of one kind, add the tokens.
 
-        The last delta gets all tokens. Without a delta, the tokens are kept for the next one, or, if
-        `keeps_tokens` is false, sent with an empty text.
+        The last delta gets all tokens. Without a delta, the tokens are kept for the next one or,
+        if `keeps_tokens` is false, sent with an empty text.
         """
         if self._pending_token_ids:
             token_ids = (*self._pending_token_ids, *token_ids)
@@ -319,7 +319,7 @@ class ChoiceText:
         return tuple(deltas)
 
     def _with_separator(self, delta: OutputDelta) -> OutputDelta:
-        """Return the delta with the separator that its text needs (`TextSeparators`). Counts calls."""
+        """Return the delta with the separator that it needs (`TextSeparators`). Counts calls."""
         if isinstance(delta, ToolCallFinished):
             self._calls += 1
         if separator := self._separators.separator(delta):

@@ -137,7 +137,7 @@ class PlacedTokens:
         )
 
     def _add(self, token_id: int, text: str, logprob: TokenLogprob | None) -> None:
-        """Store a token. text: what became certain with it, which may belong to earlier tokens, too."""
+        """Store a token. text: what became certain with it, also of earlier tokens."""
         start = self._characters
         self._characters += len(text)
         token = PlacedToken(token_id, start, self._characters, text, logprob)

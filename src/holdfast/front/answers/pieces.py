@@ -172,7 +172,7 @@ class TokenPieces:
         return piece
 
     def _piece(self, token_id: int) -> Piece:
-        """What a token contributes, for the style `pieces`: text, a byte, or None for an unknown id."""
+        """What a token contributes, for the style `pieces`: text, a byte, or None (unknown id)."""
         if self.backend.id_to_token(token_id) is None:
             return None
         token = self._token(token_id)

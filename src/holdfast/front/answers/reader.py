@@ -188,8 +188,8 @@ class AnswerReader:
         self._thoughts.append(Thought(start, end))
 
     def _is_rest_of_markup(self, text: str) -> bool:
-        """Whether the unread text at a cut-off is not to be shown: it is empty, or it follows complete
-        calls and begins one of their markers.
+        """Whether the unread text at a cut-off is not to be shown: it is empty, or it follows
+        complete calls and begins one of their markers.
         """
         if not text:
             return True
@@ -293,8 +293,8 @@ class AnswerReader:
         self.ended_at = self._source.dropped_characters
 
     def _ends_frame(self, place: int) -> Parser[bool]:
-        """Whether the frame's closing marker before `place` ends the frame: only white space or calls
-        follow.
+        """Whether the frame's closing marker before `place` ends the frame: only white space or
+        calls follow.
 
         If other text follows, the answer only mentions the marker.
         """
@@ -323,8 +323,8 @@ class AnswerReader:
             self._emit(place + len(marker))
 
     def _read_calls_in_thought(self, marker: str, place: int) -> Parser[None]:
-        """Read calls in a thought, or text that only quotes or considers one. They count as calls only
-        if nothing follows them in the answer.
+        """Read calls in a thought, or text that only quotes or considers one. They count as calls
+        only if nothing follows them in the answer.
 
         The text is held back until the thought ends or continues differently; then it is reasoning.
         To decide, a copy of the text is parsed ahead, and its deltas are thrown away.
@@ -444,7 +444,7 @@ class AnswerReader:
         source.drop_read()
 
     def _record_emitted(self, text: str) -> None:
-        """Update what is known about the current line, thought and white space after emitted text."""
+        """Update what is known about the current line, thought and white space after text."""
         self._thought_has_text = self._in_thought
         self._has_text = self._has_text or not self._in_thought
         *above, line = text.rsplit("\n", 1)

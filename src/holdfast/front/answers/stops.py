@@ -54,7 +54,7 @@ class StopScanner:
         return text
 
     def _first_completed_stop(self, window: str) -> tuple[int, str] | None:
-        """Return the position of the stop string that ends first, and the string; None: no match."""
+        """Return the position of the stop string that ends first, and the string, or None."""
         best: tuple[int, int, str] | None = None  # end, start
         for stop in self._stops:
             start = window.find(stop)

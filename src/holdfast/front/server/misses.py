@@ -219,7 +219,7 @@ class RecentMisses:
     def _forget_oldest(self) -> None:
         """Forget one prompt of the tenant that was idle for longest, or, without any, the tenant.
 
-        A tenant with misses only is forgotten if there are too many tenants, else it counts as used.
+        A tenant with misses only is forgotten if there are too many, else it counts as used.
         """
         name, oldest = next(iter(self._tenants.items()))
         prompts = next(filter(None, oldest.prompts.values()), None)

@@ -157,8 +157,8 @@ def call_blocks(
 def lenient_call_blocks(
     rules: Rules, family: CallFormat, tools: Sequence[CallableTool], *, is_own: bool
 ) -> tuple[CallBlock, ...]:
-    """Build the grammars of `call_blocks` for all layouts that the reader accepts, even those that it
-    repairs.
+    """Build the grammars of `call_blocks` for all layouts that the reader accepts, even those that
+    it repairs.
 
     Leaves out tools whose schemas the family cannot enforce.
 
@@ -419,7 +419,7 @@ def text_without_calls(rules: Rules, family: CallFormat) -> str:
 
 
 def call_start_tokens(rules: Rules, family: CallFormat) -> tuple[tuple[int, ...], bool]:
-    """Return the ids of the tokens that calls begin with, and whether some calls begin with text."""
+    """Return the ids of the tokens that calls begin with, and whether some begin with text."""
     if family.channels is not None:
         return (), True  # text begins with the same tokens
     tokens = [

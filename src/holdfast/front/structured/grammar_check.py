@@ -251,7 +251,7 @@ def _innermost_fault(cleaned: CleanSchema) -> tuple[str, Schema | bool]:
 def _inner_parts(
     cleaned: CleanSchema, node: Schema, *, place: str, visited_definitions: set[str]
 ) -> Iterator[tuple[str, Schema | bool]]:
-    """Yield the direct subschemas of a part, and the definition that it refers to, with their paths."""
+    """Yield the paths and contents of a part's subschemas, and of the definition it refers to."""
     for keyword, inner, key in children(node, place=place):
         if isinstance(inner, dict):  # `false`, which no value satisfies, is not a fault by itself
             yield join_place(place, keyword, *key), inner

@@ -1,8 +1,8 @@
 """Writes grammars in the Lark syntax of llguidance, and patterns for strings.
 
 An expression is a piece of such a grammar, as text. A rule is a named expression; a lexeme (or
-terminal) is a named combination of regular expressions, which the lexer matches as one unit. A gap is
-optional white space.
+terminal) is a named combination of regular expressions, which the lexer matches as one unit. A gap
+is optional white space.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def members(
     """An expression for the members of an object: all that are required, and any of the others, in
     the given order.
 
-    expressions: an expression for each member, by name. others: an expression for further members, of
+    expressions: one for each member, by name. others: an expression for further members, of
     which any number may come last; empty if there are none.
     """
     between = f"{separator} " if separator else ""

@@ -1,6 +1,6 @@
 """Grammars of a tool's arguments, for each syntax in which families write values.
 
-An expression is a piece of a grammar, as text (`Rules`). A node is a JSON schema inside of the tool's.
+An expression is a piece of a grammar, as text (`Rules`). A node is a JSON schema in the tool's.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class _TagGrammar:
         ]
         strings = [branch for branch in branches if branch.get("type") == "string"]
         others = [branch for branch in branches if branch.get("type") != "string"]
-        # if strings look like other values, one that begins like JSON would be read as such a value
+        # if strings have the markup of other values, one that begins like JSON would be read as one
         reserved = _first_characters_of(others) if self._json_leads == [self._tags.text] else ""
         expressions = [self._string_value(string, reserved, place=place) for string in strings]
         lead = one_of(map(self._rules.literal, self._json_leads))

@@ -73,7 +73,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
             self._lock_file = -1
 
     def _open(self) -> TextIOWrapper:
-        """Open the current file, which only its owner can read. Called by logging, also to rotate."""
+        """Open the current file, which only its owner can read. Logging also calls this to rotate."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         return TextIOWrapper(
             os.fdopen(os.open(self.baseFilename, flags, 0o600), "ab"), encoding="utf-8"

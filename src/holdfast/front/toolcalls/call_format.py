@@ -241,7 +241,7 @@ class CallLayout:
         return head.replace("{number}", str(number)) + arguments + call_id + self.tail
 
     def _with_numbered_id(self, call: Call, number: int, id_form: IdForm) -> Call:
-        """The call with an id of the form `functions.NAME:N`, N from 0, if the family requires it."""
+        """The call with an id of the form `functions.NAME:N`, N from 0, if the family has such ids."""
         if id_form != "function_number" or call.id.startswith(f"functions.{call.name}:"):
             return call
         return call._replace(id=f"functions.{call.name}:{number - 1}")

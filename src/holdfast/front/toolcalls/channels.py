@@ -228,7 +228,7 @@ class Channels(CallFormat):
 
     @property
     def _header_pattern(self) -> re.Pattern[str]:
-        """A pattern of the words that a header may begin with, to find its end without `message`."""
+        """A pattern of a header's first words, to find its end if `message` is missing."""
         recipient = r"(\s*to=[^\s<{]+)?"
         channel, constrain = re.escape(self.channel), re.escape(self.constrain)
         channel_name = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
@@ -429,7 +429,7 @@ class KimiK3(CallFormat):
         return channel
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
-        """What may end an argument: its closing tag, if more of the calls follows, or the call's."""
+        """What may end an argument: its closing tag, if more markup follows, or the call's."""
         markers = (f"{self.open}argument", f"{self.close}call")
         return (
             ValueEnd(

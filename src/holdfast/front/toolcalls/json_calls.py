@@ -433,7 +433,7 @@ class NamedJson(CallFormat):
         return True
 
     def _read_fields(self, source: Incoming, lead: str) -> Parser[dict[str, str] | None]:
-        """Read the rest of a head, up to the arguments. Returns its fields, or None if it is no head.
+        """Read the rest of a head, up to the arguments. Returns its fields; None: it is no head.
 
         lead: the head's first literal, which was read.
         """

@@ -273,8 +273,8 @@ class JsonStream:
         source.drop_read()
 
     def _read_step(self, character: str) -> Parser[None]:
-        """Read the bracket, separator, key or value that begins with this character. Repairs what JSON
-        does not allow here.
+        """Read the bracket, separator, key or value that begins with this character. Repairs what
+        JSON does not allow here.
         """
         source = self._source
         expects_key = self._expects == "key" or (
@@ -459,7 +459,7 @@ class JsonStream:
             self._close_innermost()
 
     def _close_innermost(self) -> None:
-        """Close the innermost bracket; a missing value becomes null, a trailing comma is left out."""
+        """Close the innermost bracket; a missing value is null, a trailing comma is omitted."""
         if self._awaits_value:
             self._note_repair("missing_value")
             self._pending += "null"

@@ -222,7 +222,7 @@ class Tag(NamedTuple):
 class NestedTags(CallFormat):
     """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>`, each tag after `marker`.
 
-    section: the name of the tag around all calls. item: that of the tag around each item of an array.
+    section: the name of the tag around all calls. item: that of the tag around an array's item.
     """
 
     marker: str = "]<]minimax[>["
