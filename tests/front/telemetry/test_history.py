@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.front.telemetry import history as module
 from holdfast.front.telemetry.history import (
-    LEAST,
-    PER_DOUBLING,
+    BUCKETS_PER_DOUBLING,
+    LEAST_VALUE,
     RANGES,
     RETENTION_SECONDS,
     Cell,
@@ -23,8 +23,8 @@ from holdfast.front.telemetry.history import (
 )
 
 NOON = 1_800_000_000.0
-WIDTH = 2 ** (1 / PER_DOUBLING) * (1 + 1e-9)
-VALUES = st.floats(min_value=LEAST, max_value=1e6)
+WIDTH = 2 ** (1 / BUCKETS_PER_DOUBLING) * (1 + 1e-9)
+VALUES = st.floats(min_value=LEAST_VALUE, max_value=1e6)
 SHARES = st.sampled_from((0.01, 0.05, 0.5, 0.95, 0.99, 1.0))
 
 

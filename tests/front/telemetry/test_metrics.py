@@ -234,7 +234,7 @@ async def test_nothing_ticks_when_no_request_is_served() -> None:
     lag = LoopLag(TICK_SECONDS)
     with lag.watched(), lag.watched():
         await asyncio.sleep(0.002)
-    while lag._tick is not None:
+    while lag._next_tick is not None:
         await asyncio.sleep(0.002)
     lag.take_lag()
     time.sleep(0.01)

@@ -60,20 +60,20 @@ async def show_cache(request: Request, services: Services) -> Response:
     caller = caller_of(request)
     if not caller.has_key:
         check_admin(request)
-    asked = _asked_model(request, services)
+    requested_model = _requested_model(request, services)
     question = CacheMapQuestion(tenant=_tenant(request, services), sees_all=caller.is_admin)
     maps = await services.models.control.cache_maps(question)
     models = [
         CachedModel(
             model=model,
-            blocks=found.blocks,
-            is_complete=found.is_complete,
-            trees=found.trees,
-            hidden_trees=found.hidden_trees,
-            parts=found.parts,
+            blocks=cache_map.blocks,
+            is_complete=cache_map.is_complete,
+            trees=cache_map.trees,
+            hidden_trees=cache_map.hidden_trees,
+            parts=cache_map.parts,
         )
-        for model, found in maps.items()
-        if asked in (None, model)
+        for model, cache_map in maps.items()
+        if requested_model in (None, model)
     ]
     return json_response(CacheContents(models=models))
 
@@ -123,26 +123,28 @@ async def list_misses(request: Request, services: Services) -> Response:
     if not caller.has_key:
         check_admin(request)
     tenant = _tenant(request, services)
-    asked = _asked_model(request, services)
+    requested_model = _requested_model(request, services)
     sees_logged = caller.is_admin and services.settings.log.content
-    shown = [
-        _shown(
+    misses = [
+        _recent_miss(
             miss,
             shows_texts=sees_logged or miss.tenant == tenant,
             shows_sender=caller.is_admin or miss.tenant == tenant,
         )
         for miss in services.telemetry.misses
-        if (caller.is_admin or miss.key == caller.key_name) and asked in (None, miss.model)
+        if (caller.is_admin or miss.key == caller.key_name)
+        and requested_model in (None, miss.model)
     ]
-    return json_response(RecentMissList(misses=shown[:_MOST_SHOWN]))
+    return json_response(RecentMissList(misses=misses[:_MOST_SHOWN]))
 
 
 def _tenant(request: Request, services: Services) -> str:
+    """The tenant whose texts the caller may see: that of its key, with the query's `cache_salt`."""
     salt = request.query_params.get("cache_salt")
     return context_of(request, services, cache_salt=salt).tenant
 
 
-def _asked_model(request: Request, services: Services) -> str | None:
+def _requested_model(request: Request, services: Services) -> str | None:
     """The id of the model that the query names; None for all models. Raises UnknownModel."""
     name = request.query_params.get("model")
     if name is None:
@@ -153,8 +155,9 @@ def _asked_model(request: Request, services: Services) -> str | None:
     return model
 
 
-def _shown(miss: Miss, *, shows_texts: bool, shows_sender: bool) -> RecentMiss:
-    why = miss.explanation
+def _recent_miss(miss: Miss, *, shows_texts: bool, shows_sender: bool) -> RecentMiss:
+    """A miss as the caller may see it. shows_sender: also its address, path and session."""
+    explanation = miss.explanation
     return RecentMiss(
         at=round(miss.at, 3),
         model=miss.model,
@@ -162,13 +165,13 @@ def _shown(miss: Miss, *, shows_texts: bool, shows_sender: bool) -> RecentMiss:
         client=miss.client if shows_sender else "",
         path=miss.path if shows_sender else "",
         session_id=miss.session_id if shows_sender else "",
-        prompt_tokens=why.prompt_tokens,
-        cached_tokens=why.ram_tokens + why.disk_tokens,
-        unused_tokens=why.unused_tokens,
-        reason=why.reason,
-        explanation=why.explanation if shows_texts else in_words_without_texts(why),
+        prompt_tokens=explanation.prompt_tokens,
+        cached_tokens=explanation.ram_tokens + explanation.disk_tokens,
+        unused_tokens=explanation.unused_tokens,
+        reason=explanation.reason,
+        explanation=explanation.explanation if shows_texts else in_words_without_texts(explanation),
         change=miss.change if shows_texts else None,
-        difference=why.difference if shows_texts else None,
+        difference=explanation.difference if shows_texts else None,
         shows_texts=shows_texts,
     )
 

@@ -45,12 +45,12 @@ from holdfast.front.server.streams import run_unless_disconnected
 from holdfast.wire.events import WaitReason
 
 POLL_SECONDS = 0.25
-_STATUS_WORDS = {  # llama.cpp's words, where they differ from our states
+_LLAMA_CPP_WORDS = {  # llama.cpp's words, where they differ from our states
     "ready": "loaded",
     "stopping": "unloading",
     "failed": "unloaded",
 }
-_STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
+_STRICT_MODEL = ConfigDict(extra="forbid", strict=True, defer_build=True)
 REQUESTS_PATH = "/admin/requests"
 EventName: TypeAlias = Literal[
     "model_status", "model_remove", "download_progress", "download_end", "memory_pressure"
@@ -77,57 +77,60 @@ class ModelEvent(Struct, frozen=True, kw_only=True):
 
 async def _model_events(services: Services) -> AsyncIterator[bytes]:
     """Yield the state of all models, then every change, until the server stops."""
-    yield b""
+    yield b""  # so that the response begins at once
     statuses: dict[str, dict[str, Any]] = {}
     downloads: dict[str, dict[str, Any]] = {}
     memory: dict[str, dict[str, Any]] = {}
     while not services.access.drain.is_on:
-        before, statuses = (
+        previous, statuses = (
             statuses,
-            {model.id: _status(model) for model in services.models.statuses()},
+            {model.id: _status_data(model) for model in services.models.statuses()},
         )
-        for event in _changes(before, statuses, "model_status", "model_remove"):
+        for event in _change_events(previous, statuses, "model_status", "model_remove"):
             yield event
-        before, downloads = downloads, _progress(services)
-        for event in _changes(before, downloads, "download_progress", "download_end"):
+        previous, downloads = downloads, _progress_data(services)
+        for event in _change_events(previous, downloads, "download_progress", "download_end"):
             yield event
-        before, memory = memory, {"": _memory(services)}
-        for event in _changes(before, memory, "memory_pressure", "memory_pressure"):
+        previous, memory = memory, {"": _pressure_data(services)}
+        for event in _change_events(previous, memory, "memory_pressure", "memory_pressure"):
             yield event
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _memory(services: Services) -> dict[str, Any]:
-    """The memory pressure, as an event; empty as long as there has been none."""
+def _pressure_data(services: Services) -> dict[str, Any]:
+    """The `data` of a memory_pressure event; empty before the first change of the level."""
     watch = services.models.control.memory
     return {"level": level_name(watch.pressure), "reason": watch.reason} if watch.reason else {}
 
 
-def _status(model: ModelStatus) -> dict[str, Any]:
-    status = {"status": _STATUS_WORDS.get(model.state, model.state)}
+def _status_data(model: ModelStatus) -> dict[str, Any]:
+    """The `data` of a model_status event."""
+    status = {"status": _LLAMA_CPP_WORDS.get(model.state, model.state)}
     return (
         {**status, "failed": True, "message": model.failure} if model.state == "failed" else status
     )
 
 
-def _progress(services: Services) -> dict[str, dict[str, Any]]:
+def _progress_data(services: Services) -> dict[str, dict[str, Any]]:
+    """The `data` of download_progress events, by model."""
     return {
         name: {step.stage: {"done": step.done_bytes, "total": step.total_bytes} for step in steps}
         for name, steps in services.models.library.progress().items()
     }
 
 
-def _changes(
-    before: Mapping[str, dict[str, Any]],
-    now: Mapping[str, dict[str, Any]],
-    changed: EventName,
-    removed: EventName,
+def _change_events(
+    previous: Mapping[str, dict[str, Any]],
+    current: Mapping[str, dict[str, Any]],
+    changed_event: EventName,
+    removed_event: EventName,
 ) -> Iterator[bytes]:
-    for name, data in now.items():
-        if data and before.get(name) != data:
-            yield _event_bytes(ModelEvent(model=name, event=changed, data=data))
-    for name in before.keys() - now.keys():
-        yield _event_bytes(ModelEvent(model=name, event=removed))
+    """Yield an event for each name whose data is new or different, or that is gone."""
+    for name, data in current.items():
+        if data and previous.get(name) != data:
+            yield _event_bytes(ModelEvent(model=name, event=changed_event, data=data))
+    for name in previous.keys() - current.keys():
+        yield _event_bytes(ModelEvent(model=name, event=removed_event))
 
 
 def _event_bytes(event: ModelEvent) -> bytes:
@@ -152,7 +155,7 @@ async def follow_models(request: Request, services: Services) -> Response:
 class PinChange(BaseModel):
     """Whether to pin a model."""
 
-    model_config = _STRICT
+    model_config = _STRICT_MODEL
 
     pinned: bool = Field(
         True, description="Whether the model stays loaded. If false, another model may evict it."
@@ -162,7 +165,7 @@ class PinChange(BaseModel):
 class LimitsChange(BaseModel):
     """The limits to change. Omitted limits do not change."""
 
-    model_config = _STRICT
+    model_config = _STRICT_MODEL
 
     max_running: int | None = Field(None, ge=1, description="Maximum number of running sequences.")
     step_tokens: int | None = Field(
@@ -302,12 +305,12 @@ async def list_requests(request: Request, services: Services) -> Response:
     if not caller.has_key:
         check_admin(request)
     models = {model.id: model for model in services.models.statuses()}
-    shown = [
-        _shown(active, models.get(base_model_id(services, active.record.model)))
+    requests = [
+        _running_request(active, models.get(base_model_id(services, active.record.model)))
         for active in services.answers.active
         if caller.is_admin or active.record.key == caller.key_name
     ]
-    return json_response(RunningRequests(requests=shown))
+    return json_response(RunningRequests(requests=requests))
 
 
 @operation("DELETE", REQUESTS_PATH + "/{id}", returns(CancelledRequest), needs_admin=True)
@@ -327,7 +330,8 @@ async def cancel_request(request: Request, services: Services) -> Response:
     return json_response(CancelledRequest(id=request_id))
 
 
-def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
+def _running_request(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
+    """A request as shown to clients. model: None if it is not served, or not known yet."""
     record, answer = active.record, active.record.answer
     return RunningRequest(
         id=active.id,
@@ -349,6 +353,7 @@ def _shown(active: ActiveRequest, model: ModelStatus | None) -> RunningRequest:
 
 
 def _cached_tokens(active: ActiveRequest) -> int:
+    """How many prompt tokens were cached, as last reported; 0 until then."""
     if active.stream is not None and active.stream.cached_tokens is not None:
         return active.stream.cached_tokens
     answer = active.record.answer

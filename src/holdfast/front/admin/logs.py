@@ -21,9 +21,9 @@ from holdfast.front.server.services import Services
 from holdfast.front.telemetry.log_ring import LEVELS, MOST_LINES, LevelName, LogLine
 
 POLL_SECONDS = 0.5
-_LATEST_NUMBER = (1 << 63) - 1
+_MOST_LINE_NUMBER = (1 << 63) - 1
 _LINES_PER_EVENT = 500
-_FILTERS = {
+_FILTER_PARAMETERS = {
     "level": (LevelName, "The lowest level to show; default: debug, all that the server logs."),
     "request_id": (str, "Show only lines of this request, or that contain its id."),
     "text": (str, "Show only lines that contain this text, in any case."),
@@ -38,12 +38,15 @@ class LogLines(Struct, frozen=True, kw_only=True):
 
 
 class _Filter(TypedDict):
+    """Which lines to show: the arguments of `LogRing.lines`, except for `after`."""
+
     level: LevelName
     request_id: str
     text: str
 
 
-def _filter(query: Mapping[str, str]) -> _Filter:
+def _filter_in(query: Mapping[str, str]) -> _Filter:
+    """The filter that a query asks for, by default all lines."""
     return _Filter(
         level=choice_in(query, "level", LEVELS, LEVELS[0]),
         request_id=query.get("request_id", ""),
@@ -51,8 +54,9 @@ def _filter(query: Mapping[str, str]) -> _Filter:
     )
 
 
-def _after(query: Mapping[str, str]) -> int:
-    return number_in(query, "after", 0, _LATEST_NUMBER) or 0
+def _after_in(query: Mapping[str, str]) -> int:
+    """The number after which lines are shown; 0 for all lines."""
+    return number_in(query, "after", 0, _MOST_LINE_NUMBER) or 0
 
 
 @operation(
@@ -60,7 +64,7 @@ def _after(query: Mapping[str, str]) -> int:
     "/admin/logs",
     query_shape(
         {
-            **_FILTERS,
+            **_FILTER_PARAMETERS,
             "limit": (
                 Annotated[int, Field(ge=1, le=MOST_LINES)],
                 "Show only this many lines, the latest ones; default: all that are kept.",
@@ -75,7 +79,7 @@ async def show_logs(request: Request, services: Services) -> Response:
     and those of its workers.
     """
     query = request.query_params
-    lines = services.telemetry.log_ring.lines(after=_after(query), **_filter(query))
+    lines = services.telemetry.log_ring.lines(after=_after_in(query), **_filter_in(query))
     limit = number_in(query, "limit", 1, MOST_LINES) or MOST_LINES
     return json_response(LogLines(lines=lines[-limit:]))
 
@@ -83,7 +87,7 @@ async def show_logs(request: Request, services: Services) -> Response:
 @operation(
     "GET",
     "/admin/logs/events",
-    query_shape(_FILTERS),
+    query_shape(_FILTER_PARAMETERS),
     response_shape({"text/event-stream": LogLines}),
     {ENDLESS_MARK: True},
     needs_admin=True,
@@ -94,20 +98,21 @@ async def follow_logs(request: Request, services: Services) -> Response:
     The first events have the lines that are kept. The stream ends when the server stops.
     """
     query = request.query_params
-    events = _events(services, _filter(query), after=_after(query))
+    events = _events(services, _filter_in(query), after=_after_in(query))
     return FollowingResponse(events, EventFormat())
 
 
-async def _events(services: Services, wanted: _Filter, *, after: int) -> AsyncIterator[bytes]:
-    yield b""
+async def _events(services: Services, line_filter: _Filter, *, after: int) -> AsyncIterator[bytes]:
+    """Yield the lines that are kept and then all new ones, until the server stops."""
+    yield b""  # so that the response begins at once
     ring = services.telemetry.log_ring
     while not services.access.drain.is_on:
-        latest = ring.latest_number
-        lines = ring.lines(after=after, **wanted) if latest > after else []
+        latest_number = ring.latest_number
+        lines = ring.lines(after=after, **line_filter) if latest_number > after else []
         for start in range(0, len(lines), _LINES_PER_EVENT):
-            part = LogLines(lines=lines[start : start + _LINES_PER_EVENT])
-            yield b"data: %b\n\n" % msgspec.json.encode(part)
-        after = max(after, latest, lines[-1].number if lines else 0)
+            event = LogLines(lines=lines[start : start + _LINES_PER_EVENT])
+            yield b"data: %b\n\n" % msgspec.json.encode(event)
+        after = max(after, latest_number, lines[-1].number if lines else 0)
         await asyncio.sleep(POLL_SECONDS)
 
 

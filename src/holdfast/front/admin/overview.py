@@ -29,8 +29,8 @@ from holdfast.wire.events import Histogram, StepRecord, WorkerStatistics
 
 ACTIVITY_PATH = "/admin/activity"
 _KEY_VARIABLE = "$HOLDFAST_SERVER_API_KEY"
-_KEY_PLACE = "KEY"  # in the settings of agents, which are quoted
-_FOLDER = Path("holdfast-agent")  # in commands to copy, where an agent's files are expected
+_KEY_PLACEHOLDER = "KEY"  # in the settings of agents, which are quoted
+_AGENT_FOLDER = Path("holdfast-agent")  # in commands to copy, where an agent's files are expected
 
 
 class CallerReport(Struct, frozen=True, kw_only=True):
@@ -88,12 +88,13 @@ class Activity(Struct, frozen=True, kw_only=True):
 async def show_activity(request: Request, services: Services) -> Response:
     """Show what the workers do: running and queued sequences, steps, tokens, and KV memory."""
     statistics = await services.models.statistics()
-    models = [_activity(model, figures) for model, figures in statistics.items()]
+    models = [_worker_activity(model, figures) for model, figures in statistics.items()]
     pressure = services.models.control.memory.figures()
     return json_response(Activity(memory_pressure=pressure, models=models))
 
 
-def _activity(model: str, figures: WorkerStatistics) -> WorkerActivity:
+def _worker_activity(model: str, figures: WorkerStatistics) -> WorkerActivity:
+    """The fields of a worker's statistics that are shown, with the model's id."""
     names = [name for name in WorkerActivity.__struct_fields__ if name != "model"]
     return WorkerActivity(model=model, **{name: getattr(figures, name) for name in names})
 
@@ -139,14 +140,14 @@ async def list_catalog(request: Request, services: Services) -> Response:
     """
     catalog = services.models.catalog()
     limit_bytes = services.models.control.memory.figures().limit_bytes
-    sizes = await asyncio.to_thread(_weight_sizes, catalog.entries)
+    weight_bytes = await asyncio.to_thread(_weight_bytes_by_name, catalog.entries)
     models = [
         CatalogModel(
             id=entry.name,
             aliases=entry.aliases,
             origin=entry.origin,
-            weight_bytes=sizes[entry.name],
-            fits=_fits(sizes[entry.name], limit_bytes),
+            weight_bytes=weight_bytes[entry.name],
+            fits=_fits_in_memory(weight_bytes[entry.name], limit_bytes),
             kv_bits=entry.model.kv_bits,
             idle_seconds=entry.idle_seconds,
             health=health_of(entry.name, services),
@@ -166,11 +167,13 @@ async def list_catalog(request: Request, services: Services) -> Response:
     )
 
 
-def _fits(weight_bytes: int | None, limit_bytes: int) -> bool | None:
+def _fits_in_memory(weight_bytes: int | None, limit_bytes: int) -> bool | None:
+    """Whether weights fit into the memory for models; None if a size is unknown (a limit of 0)."""
     return None if weight_bytes is None or not limit_bytes else weight_bytes < limit_bytes
 
 
-def _weight_sizes(entries: tuple[CatalogEntry, ...]) -> dict[str, int | None]:
+def _weight_bytes_by_name(entries: tuple[CatalogEntry, ...]) -> dict[str, int | None]:
+    """The size of each model's files, by name; None if they are not here. Reads the disk."""
     return {entry.name: entry.weight_bytes(os.environ) for entry in entries}
 
 
@@ -217,12 +220,14 @@ async def list_clients(request: Request, services: Services) -> Response:
         model=model,
         small_model=model,
         context_tokens=models[0].context_tokens if models else None,
-        folder=_FOLDER,
+        folder=_AGENT_FOLDER,
     )
     recipes = []
     for name, agent in AGENTS.items():
-        setup = agent.setup(replace(target, api_key=_KEY_PLACE if target.api_key else ""))
-        command = [agent.program, *setup.options]
+        agent_setup = agent.setup(
+            replace(target, api_key=_KEY_PLACEHOLDER if target.api_key else "")
+        )
+        command = [agent.program, *agent_setup.options]
         recipes.append(
             ClientRecipe(
                 name=name,
@@ -230,7 +235,7 @@ async def list_clients(request: Request, services: Services) -> Response:
                 launch=f"holdfast launch --url {url} {name}",
                 install=agent.install,
                 language="sh",
-                text=shell_text(command, setup, secret=""),
+                text=shell_text(command, agent_setup, secret=""),
             )
         )
     recipes += [

@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from holdfast.errors import SessionFailure, SessionRefused
 from holdfast.front.server.context import checked_session_id, context_of
 from holdfast.front.server.dialect import Operation, Shape
-from holdfast.front.server.dialect import operation as described
+from holdfast.front.server.dialect import operation as describe_operation
 from holdfast.front.server.fields import optional
 from holdfast.front.server.openapi import accepts, query_shape, response_shape, returns
 from holdfast.front.server.problem import invalid_field
@@ -46,15 +46,16 @@ from holdfast.wire.sessions import (
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 MEDIA_TYPE = "application/octet-stream"
-_FILE = {MEDIA_TYPE: {"type": "string", "format": "binary"}}  # media type → schema
+_FILE_SCHEMA = {MEDIA_TYPE: {"type": "string", "format": "binary"}}  # media type → schema
 _ID_LIMITS = {"minLength": 1, "maxLength": LONGEST_SESSION_ID, "pattern": "^[^/]+$"}
 _PIECE_BYTES = 1 << 20
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_DISK_FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT}
 _MOST_LISTED = 1000
-_YES = {"true": True, "1": True, "false": False, "0": False}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def _session_id(text: str) -> str:
+def _valid_session_id(text: str) -> str:
+    """Return the id. Raises ValueError if it is not valid."""
     if not is_session_id(text):
         raise ValueError(
             f"a session id must have 1 to {LONGEST_SESSION_ID} printable characters and no slash"
@@ -62,8 +63,8 @@ def _session_id(text: str) -> str:
     return text
 
 
-SessionId = Annotated[str, AfterValidator(_session_id), Field(json_schema_extra=_ID_LIMITS)]
-_QUERY: Mapping[str, tuple[Any, str]] = {
+SessionId = Annotated[str, AfterValidator(_valid_session_id), Field(json_schema_extra=_ID_LIMITS)]
+_QUERY_PARAMETERS: Mapping[str, tuple[Any, str]] = {
     "id": (SessionId, "A name for the session."),
     "model": (str, "The model of the sessions. Default: the first model."),
     "limit": (Annotated[int, Field(ge=1, le=_MOST_LISTED)], "Maximum number of sessions."),
@@ -153,10 +154,10 @@ class SessionDeleted(Struct, frozen=True, kw_only=True):
 
 def session_object(info: SessionInfo, *, model: str) -> SessionObject:
     """Convert a session into the object that clients get."""
-    shown = msgspec.to_builtins(info)
-    shown["id"] = shown.pop("session_id")
+    fields = msgspec.to_builtins(info)
+    fields["id"] = fields.pop("session_id")
     return msgspec.convert(
-        {**shown, "model": model, "forked_from": info.forked_from or None}, SessionObject
+        {**fields, "model": model, "forked_from": info.forked_from or None}, SessionObject
     )
 
 
@@ -169,7 +170,7 @@ def private_path() -> Iterator[Path]:
         yield Path(folder) / "session"
 
 
-async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
+async def receive_file(request: Request, path: Path, *, limit_bytes: int) -> None:
     """Write a request's body into a file.
 
     Raises RequestRefused (413) if the body exceeds the limit, and SessionRefused if the disk is
@@ -180,175 +181,186 @@ async def take_in(request: Request, path: Path, *, limit_bytes: int) -> None:
             async for piece in body_pieces(request, limit_bytes=limit_bytes):
                 await asyncio.to_thread(file.write, piece)
     except OSError as error:
-        failure = SessionFailure.NO_ROOM if error.errno in _NO_SPACE else SessionFailure.FAILED
+        failure = (
+            SessionFailure.NO_ROOM if error.errno in _DISK_FULL_ERRORS else SessionFailure.FAILED
+        )
         raise SessionRefused(
             failure, f"the file cannot be stored for validation: {error.strerror}"
         ) from None
 
 
-def sent(path: Path, *, name: str) -> StreamingResponse:
+def file_response(path: Path, *, name: str) -> StreamingResponse:
     """Create a response that sends the file.
 
     The file is already open when this function returns, so the path may be deleted immediately.
     """
     file = path.open("rb")
-    safe = "".join(
+    safe_name = "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "_"
         for character in name
     )
     headers = {
         "content-length": str(os.fstat(file.fileno()).st_size),
-        "content-disposition": f'attachment; filename="{safe}.holdfast-session"',
+        "content-disposition": f'attachment; filename="{safe_name}.holdfast-session"',
     }
-    return StreamingResponse(_pieces(file), headers=headers, media_type=MEDIA_TYPE)
+    return StreamingResponse(_file_pieces(file), headers=headers, media_type=MEDIA_TYPE)
 
 
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+async def _file_pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    """Yield the content of a file, and close it."""
     with file:
         while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
             yield piece
 
 
-_BODIES: dict[str, type[BaseModel]] = {
+_BODY_TYPES: dict[str, type[BaseModel]] = {
     "open": SessionOpening,
     "update": SessionChange,
     "fork": SessionForking,
 }
 # operation → field of its command that gets the `id` of the body; a missing `id` is generated
-_NAMED = {"open": "session_id", "fork": "new_session_id"}
-_ANSWERS: dict[str, type[Struct]] = {"list": SessionList, "close": SessionDeleted}
+_ID_FIELDS = {"open": "session_id", "fork": "new_session_id"}
+_ANSWER_TYPES: dict[str, type[Struct]] = {"list": SessionList, "close": SessionDeleted}
 
 
-def _operation(operation: SessionOperation) -> Operation:
+def _build_operation(operation: SessionOperation) -> Operation:
+    """The endpoint of one session command, which the model's worker carries out."""
+
     async def handle(request: Request, services: Services) -> Response:
-        model, command = await _command(operation, request, services)
+        model, command = await _model_and_command(operation, request, services)
         if "path" not in operation.takes:
-            return _answer(command, await _objects(request, services, model, command))
+            return _response(command, await _run_command(request, services, model, command))
         with private_path() as path:
             command = msgspec.structs.replace(command, path=str(path))
             if operation.name == "import":
-                await take_in(request, path, limit_bytes=services.limits.max_import_bytes)
-                return _answer(command, await _objects(request, services, model, command))
-            await _objects(request, services, model, command)
-            return sent(path, name=command.session_id)
+                await receive_file(request, path, limit_bytes=services.limits.max_import_bytes)
+                return _response(command, await _run_command(request, services, model, command))
+            await _run_command(request, services, model, command)
+            return file_response(path, name=command.session_id)
 
     handle.__name__, handle.__doc__ = operation.title, operation.summary
     page = "named branches of the prefix cache" if operation.name == "list" else ""
-    return described(
-        operation.method, SESSIONS_PATH + operation.path, *_shapes(operation), summary=page
+    return describe_operation(
+        operation.method, SESSIONS_PATH + operation.path, *_openapi_shapes(operation), summary=page
     )(handle)
 
 
-def _shapes(operation: SessionOperation) -> Iterator[Shape]:
+def _openapi_shapes(operation: SessionOperation) -> Iterator[Shape]:
     """The parts of an operation's description in /openapi.json: query, body and answer."""
     name, takes = operation.name, operation.takes
     if name == "export":
-        yield response_shape(_FILE)
+        yield response_shape(_FILE_SCHEMA)
     else:
-        yield returns(_ANSWERS.get(name, SessionObject))
+        yield returns(_ANSWER_TYPES.get(name, SessionObject))
     if name != "open":  # the body of `open` names the model
-        own = (["id"] if name == "import" else []) + [
+        own_parameters = (["id"] if name == "import" else []) + [
             field for field in ("limit", "forget") if field in takes
         ]
-        yield query_shape({name: _QUERY[name] for name in ("model", *own, "cache_salt")})
-    if name in _BODIES:
-        yield accepts(_BODIES[name], required=name not in _NAMED)
+        yield query_shape(
+            {name: _QUERY_PARAMETERS[name] for name in ("model", *own_parameters, "cache_salt")}
+        )
+    if name in _BODY_TYPES:
+        yield accepts(_BODY_TYPES[name], required=name not in _ID_FIELDS)
     if name == "import":
         yield {
             "requestBody": {
                 "required": True,
-                "content": {MEDIA_TYPE: {"schema": _FILE[MEDIA_TYPE]}},
+                "content": {MEDIA_TYPE: {"schema": _FILE_SCHEMA[MEDIA_TYPE]}},
             }
         }
 
 
-async def _command(
+async def _model_and_command(
     operation: SessionOperation, request: Request, services: Services
 ) -> tuple[str, SessionCommand]:
     """The model of a request, and the command for the model's worker."""
     query = request.query_params
-    given = (
-        await _from_body(operation, request, services)
-        if operation.name in _BODIES
-        else _from_query(operation, query)
+    fields = (
+        await _fields_of_body(operation, request, services)
+        if operation.name in _BODY_TYPES
+        else _fields_of_query(operation, query)
     )
-    model = given.pop("model", None) or query.get("model") or first_model(services)
+    model = fields.pop("model", None) or query.get("model") or first_model(services)
     tenant = context_of(request, services, cache_salt=query.get("cache_salt")).tenant
     return model, SessionCommand(
-        operation=operation.name, tenant=tenant, **given, **request.path_params
+        operation=operation.name, tenant=tenant, **fields, **request.path_params
     )
 
 
-async def _from_body(
+async def _fields_of_body(
     operation: SessionOperation, request: Request, services: Services
 ) -> dict[str, Any]:
     """The command's fields from the body, and the model if the body names one."""
     body = await read_body(request, limit_bytes=services.limits.max_body_bytes)
-    fields = parse(_BODIES[operation.name], body or (b"{}" if operation.name in _NAMED else b""))
-    given = fields.model_dump(exclude_unset=True)
-    if operation.name in _NAMED:
-        given[_NAMED[operation.name]] = given.pop("id", None) or f"sess_{uuid.uuid4().hex}"
-    return given
+    body_model = parse(
+        _BODY_TYPES[operation.name], body or (b"{}" if operation.name in _ID_FIELDS else b"")
+    )
+    fields = body_model.model_dump(exclude_unset=True)
+    if operation.name in _ID_FIELDS:
+        fields[_ID_FIELDS[operation.name]] = fields.pop("id", None) or f"sess_{uuid.uuid4().hex}"
+    return fields
 
 
-def _from_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[str, Any]:
+def _fields_of_query(operation: SessionOperation, query: Mapping[str, str]) -> dict[str, Any]:
     """The command's fields from the query parameters."""
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if "limit" in operation.takes:
-        given["limit"] = _limit(query) + 1  # one more, to find out whether there are more
+        fields["limit"] = _limit_in(query) + 1  # one more, to find out whether there are more
     if "forget" in operation.takes:
-        given["forget"] = _truth(query, "forget")
+        fields["forget"] = _boolean_in(query, "forget")
     if operation.name == "import" and "id" in query:
-        given["session_id"] = checked_session_id(query["id"], field="id")
-    return given
+        fields["session_id"] = checked_session_id(query["id"], field="id")
+    return fields
 
 
-async def _objects(
+async def _run_command(
     request: Request, services: Services, model: str, command: SessionCommand
 ) -> list[SessionObject]:
     """Run a command, and return the sessions in the worker's answer.
 
     Raises ClientDisconnect if the client disconnects while the model loads.
     """
-    found: tuple[SessionInfo, ...] = ()
+    infos: tuple[SessionInfo, ...] = ()
 
-    async def carry_out() -> None:
-        nonlocal found
-        found = await services.gateway.sessions(model, command)
+    async def send_command() -> None:
+        nonlocal infos
+        infos = await services.gateway.sessions(model, command)
 
     if not needs_load(services, model):
-        await carry_out()
-    elif not await run_unless_disconnected(request.receive, carry_out()):
+        await send_command()
+    elif not await run_unless_disconnected(request.receive, send_command()):
         raise ClientDisconnect
-    return [session_object(info, model=model) for info in found]
+    return [session_object(info, model=model) for info in infos]
 
 
-def _answer(command: SessionCommand, objects: list[SessionObject]) -> Response:
-    """Create the HTTP response to a session command. objects: the sessions in the answer."""
-    shown: Struct
+def _response(command: SessionCommand, sessions: list[SessionObject]) -> Response:
+    """Create the HTTP response to a session command. sessions: the sessions in the answer."""
+    content: Struct
     if command.operation == "list":
-        shown = SessionList(
-            data=objects[: command.limit - 1], has_more=len(objects) >= command.limit
+        content = SessionList(
+            data=sessions[: command.limit - 1], has_more=len(sessions) >= command.limit
         )
     elif command.operation == "close":
-        shown = SessionDeleted(id=command.session_id)
+        content = SessionDeleted(id=command.session_id)
     else:
-        (shown,) = objects
-    return json_response(shown)
+        (content,) = sessions
+    return json_response(content)
 
 
-def _limit(query: Mapping[str, str]) -> int:
+def _limit_in(query: Mapping[str, str]) -> int:
+    """The number of sessions to list. Raises the error of an invalid field."""
     text = query.get("limit", str(_MOST_LISTED))
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= _MOST_LISTED):
         raise invalid_field("limit", f"must be a number from 1 to {_MOST_LISTED}")
     return int(text[:9])
 
 
-def _truth(query: Mapping[str, str], name: str) -> bool:
+def _boolean_in(query: Mapping[str, str], name: str) -> bool:
+    """The value of a parameter, by default false. Raises the error of an invalid field."""
     text = query.get(name, "false")
-    if text.lower() not in _YES:
+    if text.lower() not in _BOOLEANS:
         raise invalid_field(name, "must be true or false")
-    return _YES[text.lower()]
+    return _BOOLEANS[text.lower()]
 
 
-OPERATIONS = tuple(map(_operation, SESSION_OPERATIONS.values()))
+OPERATIONS = tuple(map(_build_operation, SESSION_OPERATIONS.values()))

@@ -60,14 +60,15 @@ async def show_store(request: Request, services: Services) -> Response:
     if not is_folder(settings):
         return json_response(StoreOverview())
     try:
-        return json_response(await asyncio.to_thread(_figures, settings))
+        return json_response(await asyncio.to_thread(_store_overview, settings))
     except (StoreRefused, OSError) as error:
         raise RequestRefused(
             f"the store cannot be read: {error}", status=503, code="store_unavailable"
         ) from None
 
 
-def _figures(settings: StoreSettings) -> StoreOverview:
+def _store_overview(settings: StoreSettings) -> StoreOverview:
+    """Read the store's folder. Raises StoreRefused or OSError."""
     folder = Path(settings.folder)
     summary = asdict(summarize_store(folder, limits=store_limits(settings)))
     return StoreOverview(**(summary | {"folder": str(folder)}), models=list_store(folder))
@@ -217,7 +218,7 @@ async def health(request: Request, services: Services) -> Response:
     the server accepts requests.
     """
     statuses = services.models.statuses()
-    status = _status(statuses, services.models.awaited_tokenizers)
+    status = _server_status(statuses, services.models.awaited_tokenizers)
     if services.access.drain.is_on:
         status = _STOPPING
     caller = caller_of(request)
@@ -227,12 +228,14 @@ async def health(request: Request, services: Services) -> Response:
             status=status,
             version=__version__,
             memory_pressure=services.models.control.memory.figures(),
-            models=[_health(model, services, shows_ids=caller.is_admin) for model in statuses],
+            models=[
+                _model_health(model, services, shows_ids=caller.is_admin) for model in statuses
+            ],
         )
     return json_response(shown, status=200 if status == "ok" else 503)
 
 
-def _status(models: Sequence[ModelStatus], awaited: Collection[str]) -> str:
+def _server_status(models: Sequence[ModelStatus], awaited: Collection[str]) -> str:
     """The status of the server.
 
     It is `ok` as soon as requests are accepted, even if no model is loaded, but not while a model
@@ -274,19 +277,23 @@ async def openapi_document(request: Request, services: Services) -> Response:
 def health_of(model_id: str, services: Services) -> ModelHealth:
     """The state of a served model."""
     (model,) = [model for model in services.models.statuses() if model.id == model_id]
-    return _health(model, services, shows_ids=True)
+    return _model_health(model, services, shows_ids=True)
 
 
 def wait_reason(record: RequestRecord, model: ModelStatus | None) -> WaitReason | None:
     """The reason why a request waits, in the front or in its worker; None if it does not wait."""
     if record.waits_for is not None or record.generation is None or model is None:
         return record.waits_for
-    of_request = f"{record.generation.request_id}/"
-    reasons = (reason for name, reason in model.waits.items() if name.startswith(of_request))
+    # the ids of its sequences in the worker begin with the id of the request
+    id_prefix = f"{record.generation.request_id}/"
+    reasons = (reason for name, reason in model.waits.items() if name.startswith(id_prefix))
     return next(reasons, None)
 
 
-def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list[WaitingRequest]:
+def _waiting_requests(
+    model: ModelStatus, services: Services, *, shows_ids: bool
+) -> list[WaitingRequest]:
+    """The requests that wait for this model, or in its worker. shows_ids: also their ids."""
     waiting: list[WaitingRequest] = []
     for active in services.answers.active:
         record = active.record
@@ -299,7 +306,8 @@ def _waiting(model: ModelStatus, services: Services, *, shows_ids: bool) -> list
     return waiting
 
 
-def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> ModelHealth:
+def _model_health(model: ModelStatus, services: Services, *, shows_ids: bool) -> ModelHealth:
+    """The state of a model. shows_ids: whether the caller may see the ids of waiting requests."""
     return ModelHealth(
         id=model.id,
         state=model.state,
@@ -312,30 +320,31 @@ def _health(model: ModelStatus, services: Services, *, shows_ids: bool) -> Model
         failure=model.failure or None,
         running=model.running,
         queued=model.queued,
-        waiting=_waiting(model, services, shows_ids=shows_ids),
+        waiting=_waiting_requests(model, services, shows_ids=shows_ids),
         memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
         dialect=services.models.dialects.get(model.id),
         draft_model=model.draft_model or None,
         context_length=model.context_tokens,
         max_context_length=model.own_context_tokens,
-        **({} if model.info is None else _loaded(model.info)),
+        **({} if model.info is None else _fields_of_loaded(model.info)),
     )
 
 
-def _loaded(info: ModelInfo) -> dict[str, Any]:
+def _fields_of_loaded(info: ModelInfo) -> dict[str, Any]:
     """The fields that are null until the model is loaded."""
     return {
         "layout": info.layout,
         "layout_reason": info.layout_reason,
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "fixed_bytes_per_sequence": info.fixed_bytes_per_sequence,
-        "kv": _kv(info),
+        "kv": _kv_health(info),
         "speculation_refused": info.speculation_refused or None,
-        "vision": _vision(info),
+        "vision": _vision_health(info),
     }
 
 
-def _vision(info: ModelInfo) -> VisionHealth | None:
+def _vision_health(info: ModelInfo) -> VisionHealth | None:
+    """How a model with vision is served; None if the model reads text only."""
     if info.vision is None:
         return None
     return VisionHealth(
@@ -343,7 +352,7 @@ def _vision(info: ModelInfo) -> VisionHealth | None:
     )
 
 
-def _kv(info: ModelInfo) -> KVHealth:
+def _kv_health(info: ModelInfo) -> KVHealth:
     return KVHealth(
         bits=info.kv_bits,
         bytes_per_token=info.kv_bytes_per_token,

@@ -91,13 +91,13 @@ class ChoiceText:
         self.completion_tokens = 0
         self.memory = CacheReport()  # known once the first token has arrived
         self.timings = Timings()
-        # known at the end
+        # these three are known once the worker has sent Finished
         self.resumptions = 0
         self._accepted_tokens = 0
         self._rejected_tokens = 0
         self._pieces = pieces
         self._rules = rules
-        self._reader = _reader(rules)
+        self._reader = _new_reader(rules)
         self._stops = VisibleStops(rules.stops)  # looks for stop strings in the visible text
         self._is_plain = rules.dialect.is_plain and not rules.stops and not rules.want_logprobs
         self._can_end_early = bool(rules.stops) or rules.one_call  # before the worker's Finished
@@ -116,7 +116,7 @@ class ChoiceText:
         self._reasoning_tokens = 0
         # characters at the end of the last token that a stop string hid from the client
         self._unseen_characters = 0
-        self._pending_token_ids: tuple[int, ...] = ()  # tokens that were not yet part of an event
+        self._pending_token_ids: tuple[int, ...] = ()  # tokens that no delta had yet
         self._pending_logprobs: tuple[TokenText, ...] = ()
         self._must_echo = rules.echo  # the prompt is still to be repeated
 
@@ -131,7 +131,7 @@ class ChoiceText:
         if isinstance(event, PrefillFinished):
             self.memory = event.memory
             self.timings = event.timings
-            return (*self._prefill_done(), *self._echo(event.logprobs))
+            return (*self._prefill_progress(), *self._echo(event.logprobs))
         if isinstance(event, PromptRead):
             return (
                 self._progress(
@@ -141,6 +141,7 @@ class ChoiceText:
         return self._echo(()) if self._must_echo and not self._rules.want_logprobs else ()
 
     def _progress(self, read_tokens: int, *, cached_tokens: int, seconds: float) -> PromptProgress:
+        """The progress event after `read_tokens` prompt tokens and `seconds` of prefill."""
         return PromptProgress(
             total_tokens=len(self._rules.prompt_token_ids),
             cached_tokens=cached_tokens,
@@ -148,7 +149,8 @@ class ChoiceText:
             seconds=seconds,
         )
 
-    def _prefill_done(self) -> tuple[PromptProgress, ...]:
+    def _prefill_progress(self) -> tuple[PromptProgress, ...]:
+        """The progress event for the end of prefill; empty unless it was requested."""
         if not self._rules.reports_progress:
             return ()
         total_tokens = len(self._rules.prompt_token_ids)
@@ -158,6 +160,7 @@ class ChoiceText:
         )
 
     def _on_tokens(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
+        """Turn new tokens into deltas. Ends a choice whose visible part repeats itself."""
         echo = self._echo(()) if self._must_echo else ()
         if self._rules.max_tokens == 0:
             return echo  # the request only asks for the prompt's logprobs
@@ -165,8 +168,9 @@ class ChoiceText:
         events = (*echo, *deltas)
         if self.is_done:
             return (*events, self._choice_finished(FinishReason.STOP))
-        answered = (delta.token_ids for delta in deltas if not _is_thought(delta))
-        self._ended_by_repetition = self._guard.push(chain.from_iterable(answered))
+        # a thought that repeats itself is ended by the gateway, and its answer goes on
+        visible_token_ids = (delta.token_ids for delta in deltas if not _is_thought(delta))
+        self._ended_by_repetition = self._guard.push(chain.from_iterable(visible_token_ids))
         if self._ended_by_repetition:
             events = (
                 *events,
@@ -181,7 +185,9 @@ class ChoiceText:
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]
-        return self._deltas(self._reader.push(self._detokenizer.push(token_ids)), token_ids)
+        return self._deltas_with_tokens(
+            self._reader.push(self._detokenizer.push(token_ids)), token_ids
+        )
 
     def _parse(self, event: TokensGenerated) -> tuple[OutputDelta, ...]:
         """Read the new tokens, up to the token or the text that ends the answer."""
@@ -191,8 +197,8 @@ class ChoiceText:
             if token_id in self._rules.stop_token_ids:
                 break
             text = self._tokens.push(token_id, event.logprobs[place] if event.logprobs else None)
-            found = self._reader.push(text)
-            parts += self._until_end(found) if self._can_end_early else found
+            deltas = self._reader.push(text)
+            parts += self._parts_until_end(deltas) if self._can_end_early else deltas
             if self._reader.ended_at is not None and not self.is_done:
                 self.is_done = True
                 parts += self._stops.flush()
@@ -200,7 +206,7 @@ class ChoiceText:
                 break
         return self._release(parts)
 
-    def _until_end(self, parts: Iterable[OutputDelta]) -> Iterator[OutputDelta]:
+    def _parts_until_end(self, parts: Iterable[OutputDelta]) -> Iterator[OutputDelta]:
         """Iterate over the parts up to a stop string, or up to the end of the only call allowed."""
         for part in parts:
             yield from self._stops.scan(part)
@@ -211,6 +217,7 @@ class ChoiceText:
                 return
 
     def _on_finished(self, event: Finished) -> tuple[OutputEvent, ...]:
+        """Show what was held back, and end the choice. Raises GenerationFailed or InvalidRequest."""
         if event.reason is FinishReason.FAILED:
             self.is_done = True
             raise GenerationFailed(
@@ -234,9 +241,10 @@ class ChoiceText:
         return (*echo, *deltas, self._choice_finished(event.reason))
 
     def _flush(self, *, was_cut_off: bool) -> tuple[OutputDelta, ...]:
+        """Return what the detokenizer, the reader and the stop scanner still hold back."""
         text = self._detokenizer.flush() if self._is_plain else self._tokens.flush()
         parts = [
-            *self._until_end(
+            *self._parts_until_end(
                 [*self._reader.push(text), *self._reader.flush(was_cut_off=was_cut_off)]
             )
         ]
@@ -247,34 +255,40 @@ class ChoiceText:
     def _release(
         self, parts: Sequence[OutputDelta], *, is_end: bool = False
     ) -> tuple[OutputDelta, ...]:
-        """Return the parts that may be shown, with the tokens that are now certain."""
-        cut = self._reader.ended_at if self._stops.found_at is None else self._stops.found_at
-        certain = self._reader.settled_characters if cut is None else cut
+        """Return the parts that may be shown, with the tokens whose text is now certain.
+
+        is_end: no more tokens follow, so all remaining tokens go with these parts.
+        """
+        # where a stop string or the end of the message cut off the answer; None: nowhere so far
+        end_position = (
+            self._reader.ended_at if self._stops.found_at is None else self._stops.found_at
+        )
+        certain_end = self._reader.settled_characters if end_position is None else end_position
         if self._stops.held_back_from is not None:
-            certain = min(certain, self._stops.held_back_from)
-        tokens = [*self._tokens.take_until(certain)]
-        if cut is not None or is_end:
-            tokens += self._tokens.take_starting_before(cut)
-        if cut is not None and tokens:
-            self._unseen_characters = max(0, tokens[-1].end - cut)
+            certain_end = min(certain_end, self._stops.held_back_from)
+        tokens = [*self._tokens.take_until(certain_end)]
+        if end_position is not None or is_end:
+            tokens += self._tokens.take_starting_before(end_position)
+        if end_position is not None and tokens:
+            self._unseen_characters = max(0, tokens[-1].end - end_position)
         thoughts = self._reader.thoughts
         if thoughts:
             self._reasoning_tokens += sum(
                 any(start <= token.start < end for start, end in thoughts) for token in tokens
             )
         logprobs = tuple(
-            self._tokens.shown(token, token.logprob, cut=cut)
+            self._tokens.shown(token, token.logprob, cut=end_position)
             for token in tokens
             if token.logprob is not None
         )
-        return self._deltas(
+        return self._deltas_with_tokens(
             parts,
             tuple(token.token_id for token in tokens),
             logprobs,
             keeps_tokens=not (self.is_done or is_end),
         )
 
-    def _deltas(
+    def _deltas_with_tokens(
         self,
         parts: Sequence[OutputDelta],
         token_ids: tuple[int, ...],
@@ -282,10 +296,10 @@ class ChoiceText:
         *,
         keeps_tokens: bool = True,
     ) -> tuple[OutputDelta, ...]:
-        """Join the parts of one kind that follow each other.
+        """Turn parts of the answer into deltas: join adjacent parts of one kind, add the tokens.
 
-        The last delta gets all tokens. Without a delta, the tokens are kept for the next one
-        (`keeps_tokens`).
+        The last delta gets all tokens. Without a delta, the tokens are kept for the next one or,
+        if `keeps_tokens` is false, sent with an empty text.
         """
         if self._pending_token_ids:
             token_ids = (*self._pending_token_ids, *token_ids)
@@ -305,7 +319,7 @@ class ChoiceText:
         return tuple(deltas)
 
     def _with_separator(self, delta: OutputDelta) -> OutputDelta:
-        """Return the delta with the separator before it; count the calls."""
+        """Return the delta with the separator that it needs (`TextSeparators`). Counts calls."""
         if isinstance(delta, ToolCallFinished):
             self._calls += 1
         if separator := self._separators.separator(delta):
@@ -313,7 +327,10 @@ class ChoiceText:
         return delta
 
     def _echo(self, scores: tuple[TokenLogprob, ...]) -> tuple[OutputEvent, ...]:
-        """Return the events that echo the prompt. The prompt's first token has the logprob NaN."""
+        """Return the events that echo the prompt. The prompt's first token has the logprob NaN.
+
+        scores: of all prompt tokens but the first; empty if the worker sent none.
+        """
         if not self._must_echo:
             return ()
         self._must_echo = False
@@ -371,14 +388,14 @@ class ChoiceText:
         divergence = self.memory.divergence
         if divergence is None:
             return None
-        before = self._rules.prompt_token_ids[
+        preceding_ids = self._rules.prompt_token_ids[
             max(0, divergence.position - _TOKENS_BEFORE) : divergence.position
         ]
         texts = [
             _IMAGE
             if is_image
             else b"".join(map(self._pieces.all_bytes, run)).decode(errors="replace")
-            for is_image, run in groupby(before, key=_is_image)
+            for is_image, run in groupby(preceding_ids, key=_is_image)
         ]
         prompt = self._token_text(divergence.prompt_token_id)
         stored = self._token_text(divergence.stored_token_id)
@@ -389,6 +406,7 @@ class ChoiceText:
         )
 
     def _token_text(self, token_id: int) -> str:
+        """The text of one prompt token; ids from FIRST_IMAGE_KEY on stand for images."""
         return _IMAGE if _is_image(token_id) else text_and_bytes(self._pieces, token_id)[0]
 
 
@@ -400,7 +418,8 @@ def _is_image(token_id: int) -> bool:
     return token_id >= FIRST_IMAGE_KEY
 
 
-def _reader(rules: ChoiceRules) -> AnswerReader | PlainReader:
+def _new_reader(rules: ChoiceRules) -> AnswerReader | PlainReader:
+    """The parser for one choice: of its model's syntax, or of plain text."""
     if rules.dialect.is_plain:
         return PlainReader()
     calls = rules.dialect.calls

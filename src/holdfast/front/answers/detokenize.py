@@ -48,15 +48,16 @@ def place_by_bytes(
         return False
     characters = 0  # number of characters of the text that have begun
     for token, raw in zip(tokens, bytes_of_tokens, strict=True):
-        first = characters - 1 if raw and _continues(raw[0]) else characters
-        characters += sum(not _continues(byte) for byte in raw)
-        token.start = start + first
+        first_character = characters - 1 if raw and _is_continuation(raw[0]) else characters
+        characters += sum(not _is_continuation(byte) for byte in raw)
+        token.start = start + first_character
         token.end = start + characters
-        token.emitted = text[first:characters]
+        token.emitted = text[first_character:characters]
     return True
 
 
-def _continues(byte: int) -> bool:
+def _is_continuation(byte: int) -> bool:
+    """Whether a byte of UTF-8 continues a character that an earlier byte began."""
     return byte & 0xC0 == 0x80
 
 
@@ -76,8 +77,9 @@ class PlacedTokens:
         self._markers = markers
         self._offset = offset
         self._detokenizer = detokenizer(pieces, at_start=at_start)
-        self._pending: deque[PlacedToken] = deque()
-        self._uncertain: list[PlacedToken] = []  # tokens whose text is not certain yet
+        self._pending: deque[PlacedToken] = deque()  # tokens that were not taken yet
+        # tokens whose text is not certain yet, because they contain a part of a character
+        self._uncertain: list[PlacedToken] = []
         self._characters = 0  # length of the text so far
 
     def push(self, token_id: int, logprob: TokenLogprob | None) -> str:
@@ -102,7 +104,7 @@ class PlacedTokens:
         return text
 
     def take_until(self, upto: int) -> Sequence[PlacedToken]:
-        """Remove and return the tokens whose text ends before this position."""
+        """Remove and return the tokens whose text ends at this position or before."""
         taken: list[PlacedToken] = []
         while self._pending and self._pending[0].end <= upto and self._pending[0].start < upto:
             taken.append(self._pending.popleft())
@@ -116,7 +118,11 @@ class PlacedTokens:
         return taken
 
     def shown(self, token: PlacedToken, scored: TokenLogprob, *, cut: int | None) -> TokenText:
-        """Return a token as a client sees it. cut: the position where the visible text ends."""
+        """Return a token as a client sees it.
+
+        scored: the token's logprob and those of likely others. cut: the position where the visible
+        text ends; None: it is not cut off.
+        """
         text, raw = text_and_bytes(self._pieces, token.token_id)
         hidden = 0 if cut is None else token.end - cut
         if hidden > 0:
@@ -131,6 +137,7 @@ class PlacedTokens:
         )
 
     def _add(self, token_id: int, text: str, logprob: TokenLogprob | None) -> None:
+        """Store a token. text: what became certain with it, also of earlier tokens."""
         start = self._characters
         self._characters += len(text)
         token = PlacedToken(token_id, start, self._characters, text, logprob)
@@ -194,52 +201,54 @@ class _PieceDecoder:
 
     def __init__(self, pieces: TokenPieces, at_start: bool, show_special: bool) -> None:
         self._pieces = pieces
-        self._table = pieces.all_pieces if show_special else pieces.visible_pieces
-        self._first = at_start and bool(pieces.rules.dropped_from_first_token)
-        self._strip, self._strip_left = pieces.rules.leading_strip
+        self._piece_of = pieces.all_pieces if show_special else pieces.visible_pieces
+        self._is_first_token = at_start and bool(pieces.rules.dropped_from_first_token)
+        self._stripped_character, self._strips_left = pieces.rules.leading_strip
         if not at_start:
-            self._strip_left = 0
-        self._run = bytearray()
+            self._strips_left = 0
+        self._byte_run = bytearray()
 
     def push(self, token_ids: Sequence[int]) -> str:
         parts: list[str] = []
-        table = self._table
-        run = self._run
+        piece_of = self._piece_of
+        byte_run = self._byte_run
         for token_id in token_ids:
-            piece = table(token_id)
+            piece = piece_of(token_id)
             if piece is None:
                 continue
-            if self._first:
+            if self._is_first_token:
                 piece = self._pieces.first_piece(token_id)
-                self._first = False
+                self._is_first_token = False
             if isinstance(piece, int):
-                run.append(piece)
+                byte_run.append(piece)
                 continue
-            if run:
-                parts.append(self._end_run())
+            if byte_run:
+                parts.append(self._end_byte_run())
             if piece:
                 parts.append(piece)
         text = "".join(parts)
-        return self._stripped(text) if self._strip_left and text else text
+        return self._without_leading_strip(text) if self._strips_left and text else text
 
     def flush(self) -> str:
-        text = self._end_run() if self._run else ""
-        return self._stripped(text) if self._strip_left and text else text
+        text = self._end_byte_run() if self._byte_run else ""
+        return self._without_leading_strip(text) if self._strips_left and text else text
 
-    def _end_run(self) -> str:
-        data = bytes(self._run)
-        self._run.clear()
+    def _end_byte_run(self) -> str:
+        """The text of the run of byte tokens, which is over."""
+        data = bytes(self._byte_run)
+        self._byte_run.clear()
         try:
             return data.decode()
         except UnicodeDecodeError:
             return _REPLACEMENT * len(data)
 
-    def _stripped(self, text: str) -> str:
-        while self._strip_left and text.startswith(self._strip):
-            text = text[len(self._strip) :]
-            self._strip_left -= 1
+    def _without_leading_strip(self, text: str) -> str:
+        """Remove what the tokenizer strips from the beginning of a text (`leading_strip`)."""
+        while self._strips_left and text.startswith(self._stripped_character):
+            text = text[len(self._stripped_character) :]
+            self._strips_left -= 1
         if text:
-            self._strip_left = 0
+            self._strips_left = 0
         return text
 
 
@@ -250,33 +259,39 @@ class _WindowDecoder:
 
     def __init__(self, pieces: TokenPieces, show_special: bool) -> None:
         self._backend = pieces.backend
-        self._skip = not show_special
-        self._context: list[int] = []
-        self._new: list[int] = []
+        self._skips_special = not show_special
+        # the tokens before the new ones, whose text was returned; decoded again for context
+        self._context_ids: list[int] = []
+        self._new_ids: list[int] = []  # tokens whose text was not returned yet
 
     def push(self, token_ids: Sequence[int]) -> str:
         parts: list[str] = []
         for token_id in token_ids:
-            self._new.append(token_id)
-            text = self._text_of_new()
-            if text and (not text.endswith(_REPLACEMENT) or len(self._new) >= _WINDOW_TOKENS):
+            self._new_ids.append(token_id)
+            text = self._new_text()
+            if text and (not text.endswith(_REPLACEMENT) or len(self._new_ids) >= _WINDOW_TOKENS):
                 parts.append(text)
                 self._begin_window()
         return "".join(parts)
 
     def flush(self) -> str:
-        text = self._text_of_new()
+        text = self._new_text()
         self._begin_window()
         return text
 
-    def _text_of_new(self) -> str:
-        before = self._backend.decode(self._context, skip_special_tokens=self._skip)
-        text = self._backend.decode(self._context + self._new, skip_special_tokens=self._skip)
-        return text[len(before) :]
+    def _new_text(self) -> str:
+        """The text that the new tokens add to that of the tokens before them."""
+        context_text = self._backend.decode(
+            self._context_ids, skip_special_tokens=self._skips_special
+        )
+        text = self._backend.decode(
+            self._context_ids + self._new_ids, skip_special_tokens=self._skips_special
+        )
+        return text[len(context_text) :]
 
     def _begin_window(self) -> None:
-        self._context = self._new[-_WINDOW_TOKENS:]
-        self._new = []
+        self._context_ids = self._new_ids[-_WINDOW_TOKENS:]
+        self._new_ids = []
 
 
 Detokenizer: TypeAlias = _ByteDecoder | _PieceDecoder | _WindowDecoder

@@ -44,10 +44,11 @@ def decoding_rules(decoder: Any) -> DecodingRules:
     opaque = DecodingRules(style="opaque")
     if decoder is None:
         return opaque
+    # a decoder is a sequence of stages, each with a type and parameters
     stages = _flatten(json.loads(decoder.__getstate__()))
-    kinds = [stage["type"] for stage in stages]
+    types = [stage["type"] for stage in stages]
     replacements: list[tuple[str | Regex, str]] = []
-    while kinds and kinds[0] == "Replace":
+    while types and types[0] == "Replace":
         pattern = stages[0]["pattern"]
         replacements.append(
             (
@@ -55,10 +56,10 @@ def decoding_rules(decoder: Any) -> DecodingRules:
                 stages[0]["content"],
             )
         )
-        del stages[0], kinds[0]
-    while kinds and kinds[-1] == "Fuse" and len(kinds) > 1 and kinds[-2] in ("Fuse", "ByteLevel"):
-        del stages[-1], kinds[-1]
-    match kinds:
+        del stages[0], types[0]
+    while types and types[-1] == "Fuse" and len(types) > 1 and types[-2] in ("Fuse", "ByteLevel"):
+        del stages[-1], types[-1]
+    match types:
         case ["ByteLevel"]:
             return DecodingRules(style="bytes", replacements=tuple(replacements))
         case ["Metaspace", *rest] if not replacements and rest in (
@@ -72,32 +73,37 @@ def decoding_rules(decoder: Any) -> DecodingRules:
             return DecodingRules(
                 style="pieces",
                 replacements=tuple(replacements),
-                byte_fallback="ByteFallback" in kinds,
+                byte_fallback="ByteFallback" in types,
             )
         case ["Fuse", "Strip"] | ["ByteFallback", "Fuse", "Strip"] if stages[-1]["stop"] == 0:
             return DecodingRules(
                 style="pieces",
                 replacements=tuple(replacements),
-                byte_fallback="ByteFallback" in kinds,
+                byte_fallback="ByteFallback" in types,
                 leading_strip=(stages[-1]["content"], stages[-1]["start"]),
             )
     return opaque
 
 
 def _flatten(stage: dict[str, Any]) -> list[dict[str, Any]]:
+    """The stages of a decoder in order, without the nesting of sequences."""
     if stage["type"] != "Sequence":
         return [stage]
     return [inner for part in stage["decoders"] for inner in _flatten(part)]
 
 
 def _metaspace_rules(stage: dict[str, Any], *, byte_fallback: bool) -> DecodingRules:
-    mark = stage["replacement"]
-    never = stage.get("prepend_scheme", "always") == "never"
+    """The rules of SentencePiece's decoder, in which a character such as `▁` marks a word's begin.
+
+    Unless the scheme is "never", the tokenizer adds this character to a text, so it is removed.
+    """
+    word_mark = stage["replacement"]
+    is_never_added = stage.get("prepend_scheme", "always") == "never"
     return DecodingRules(
         style="pieces",
-        replacements=((mark, " "),),
+        replacements=((word_mark, " "),),
         byte_fallback=byte_fallback,
-        dropped_from_first_token="" if never else mark,
+        dropped_from_first_token="" if is_never_added else word_mark,
     )
 
 
@@ -126,7 +132,7 @@ class TokenPieces:
         self.rules = decoding_rules(backend.decoder)
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
-        self._replace = [
+        self._replacers = [
             decoders.Replace(pattern, content) for pattern, content in self.rules.replacements
         ]
         self.visible_bytes = cache(
@@ -166,6 +172,7 @@ class TokenPieces:
         return piece
 
     def _piece(self, token_id: int) -> Piece:
+        """What a token contributes, for the style `pieces`: text, a byte, or None (unknown id)."""
         if self.backend.id_to_token(token_id) is None:
             return None
         token = self._token(token_id)
@@ -174,7 +181,8 @@ class TokenPieces:
         return token
 
     def _token(self, token_id: int) -> str:
+        """A token as written in the vocabulary, after the decoder's replacements."""
         token = self.backend.id_to_token(token_id) or ""
-        for replace in self._replace:
+        for replace in self._replacers:
             token = replace.decode([token])
         return token

@@ -27,20 +27,26 @@ from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.incoming import Incoming, Parser, is_marker, resume
 
 _SPACES = " \t\r\n"
-_END_OR_SPACE = ("", *_SPACES)
+# as the last character: of an empty text, or of a text whose white space may belong to a marker
+_EMPTY_OR_SPACE = ("", *_SPACES)
 # once this many characters were parsed as calls without success, the rest of the answer is text
 _MOST_FAILED_CHARACTERS = 200_000
-_PIECE = 1024  # characters of lookahead at a time
-_MOST_SPACES = 64  # longer white space before a marker is treated as text and is not held back
+_LOOKAHEAD_CHARACTERS = 1024  # that are parsed ahead at a time
+_MOST_HELD_BACK_SPACES = (
+    64  # longer white space before a marker is treated as text and is not held back
+)
 
 
 class AnswerReader:
-    """Reads one answer in the syntax ("dialect") of its model.
+    """Reads one answer in its model's dialect, the syntax of thoughts and calls (`ModelDialect`).
 
     However the text is divided among calls of `push`, the deltas are the same, once adjacent texts
     of one kind and adjacent arguments are joined; none of them is empty. Text that is neither
     a complete call nor a marker becomes visible text, so that it is not lost. Markers that are
     single tokens arrive as one character each (`Markers`).
+
+    Some models write a frame, such as <answer> and </answer>, around the whole visible answer, and
+    some write text and thoughts in channels, between markers of their own.
 
     White space next to a marker is part of the marker: all white space before a marker and around
     calls; after the beginning or the end of a thought, the blank lines before the first text.
@@ -87,21 +93,22 @@ class AnswerReader:
         self._in_thought = in_reasoning and bool(self._dialect.thought_end)
         self._thoughts: list[Thought] = []
         self._thought_start = 0
-        self._thought_has_text = False  # the open thought has text
-        # which white space is currently omitted
-        self._skip_mode: Literal["", "lines", "all"] = "lines" if self._in_thought else ""
-        # the newlines of this white space were omitted already; the rest is an indentation
+        self._thought_has_text = False  # text of the open thought was emitted
+        # which white space is omitted before the next text: none, blank lines, or all
+        self._omitted_spaces: Literal["", "lines", "all"] = "lines" if self._in_thought else ""
+        # the last newline of that white space was already omitted; more white space is indentation
         self._in_indentation = False
         self._in_long_space = False  # in the middle of white space that was too long to hold back
-        self._blank_line = True  # the current line contains only white space so far
-        self._last = ""  # the last character that was emitted
+        self._is_line_blank = True  # the current line contains only white space so far
+        self._last_character = ""  # the last character that was emitted; empty before the first
         self._in_call = False  # currently reading a call, or text that may be one
-        self._is_over = False  # no more text follows
-        self._was_cut_off = False  # the answer reached its length limit
+        self._is_flushing = False  # `flush` was called: no more text follows
+        self._was_cut_off = False  # `flush` was told that the answer reached its length limit
         self._has_text = False  # visible text was emitted
-        self._in_frame = False  # the answer began with the markers of a frame
+        self._in_frame = False  # the answer began with the opening of its frame (`EncodedDialect`)
         self._failed_characters = 0  # characters that were parsed as calls without success
-        self._failed_before = 0  # the value of `_failed_characters` before the open thought
+        # the value of `_failed_characters` when the open thought began
+        self._failed_before_thought = 0
         self._parser = self._read()
         next(self._parser)
 
@@ -115,7 +122,7 @@ class AnswerReader:
 
     @property
     def thoughts(self) -> Sequence[Thought]:
-        """The positions of thoughts; an open thought ends at `certain`."""
+        """The positions of thoughts; an open thought ends at `settled_characters`."""
         if not self._in_thought:
             return self._thoughts
         return (*self._thoughts, Thought(self._thought_start, self._source.dropped_characters))
@@ -129,11 +136,11 @@ class AnswerReader:
         """Add text. Returns the deltas that are certain now."""
         if self.ended_at is not None:
             return ()
-        markers = self._thought_markers_re if self._in_thought else self._text_markers_re
+        marker_pattern = self._thought_markers_re if self._in_thought else self._text_markers_re
         if (
-            not (self._source.text or self._in_call or self._skip_mode)
-            and text[-1:] not in _END_OR_SPACE
-            and not markers.search(text)
+            not (self._source.text or self._in_call or self._omitted_spaces)
+            and text[-1:] not in _EMPTY_OR_SPACE
+            and not marker_pattern.search(text)
         ):
             return (self._plain_delta(text),)
         if text:
@@ -147,9 +154,9 @@ class AnswerReader:
         was_cut_off: whether the answer reached its length limit; if so, an open call stays open.
         """
         source = self._source
-        self._is_over = True
+        self._is_flushing = True
         if self._in_thought and self._in_call:
-            # a thought that a channel ends: what follows it is not cut yet
+            # `_ends_with_calls` may wait for this, to end the thought before a channel of text
             next(self._parser, None)
         source.has_ended = True
         self._was_cut_off = was_cut_off
@@ -159,13 +166,14 @@ class AnswerReader:
             next(self._parser, None)
         elif not self._deltas.is_open:
             self._parser.close()
-            if not self._is_markup(source.text.strip(_SPACES)):
+            if not self._is_rest_of_markup(source.text.strip(_SPACES)):
                 self._emit(len(source.text))
         source.place = len(source.text)
         source.drop_read()
         return self._take_deltas()
 
     def _take_deltas(self) -> Sequence[OutputDelta]:
+        """Return the deltas that are ready. Records thoughts that were read from channels."""
         deltas = self._deltas.take_ready()
         if self._dialect.channel_starts:
             for part in deltas:
@@ -174,28 +182,34 @@ class AnswerReader:
         return deltas
 
     def _add_thought_in_channel(self, start: int, end: int) -> None:
+        """Record a piece of a thought; a piece that continues the last thought extends it."""
         if self._thoughts and self._thoughts[-1].end >= start:
             start = self._thoughts.pop().start
         self._thoughts.append(Thought(start, end))
 
-    def _is_markup(self, text: str) -> bool:
-        """Whether the text after complete calls is empty or the beginning of a marker."""
+    def _is_rest_of_markup(self, text: str) -> bool:
+        """Whether the unread text at a cut-off is not to be shown: it is empty, or it follows
+        complete calls and begins one of their markers.
+        """
         if not text:
             return True
         is_beginning = any(marker.startswith(text) for marker in self._dialect.call_markers)
-        return self._deltas.any_ended and is_beginning
+        return self._deltas.any_call_ended and is_beginning
 
     def _read(self) -> Parser[None]:
-        """Read the whole answer. Yields when it needs more text; returns when the answer ends."""
+        """Read the whole answer. Yields when it needs more text; returns when the answer ends.
+
+        Each round emits the text that cannot be part of a marker, then handles the marker after it.
+        """
         source = self._source
         yield
         while True:
             markers = self._markers_in_thought if self._in_thought else self._markers_in_text
-            certain = source.safe_end(markers) if markers else len(source.text)
-            place = self._emit_up_to(certain)
+            certain_end = source.safe_end(markers) if markers else len(source.text)
+            place = self._emit_up_to(certain_end)
             if place == len(source.text):
                 if source.has_ended:
-                    if not self._skip_mode:
+                    if not self._omitted_spaces:
                         self._emit(place)
                     return
                 yield
@@ -205,8 +219,10 @@ class AnswerReader:
                     return
 
     def _handle_marker(self, marker: str, place: int) -> Parser[None]:
-        """Handle a marker. place: its position, after white space."""
-        begins_line = is_marker(marker) or self._blank_line or "\n" in self._source.text[:place]
+        """Handle a marker. place: its position in the text that was not read yet, where only white
+        space precedes it.
+        """
+        begins_line = is_marker(marker) or self._is_line_blank or "\n" in self._source.text[:place]
         if self._in_thought:
             yield from self._handle_marker_in_thought(marker, place, begins_line=begins_line)
         else:
@@ -215,7 +231,8 @@ class AnswerReader:
     def _handle_marker_in_text(self, marker: str, place: int, *, begins_line: bool) -> Parser[None]:
         """Handle a marker outside a thought.
 
-        begins_line: whether the marker starts a line, or is a token, which may be anywhere.
+        place: as in `_handle_marker`. begins_line: whether the marker starts a line, or is a token,
+        which may be anywhere.
         """
         dialect = self._dialect
         after = place + len(marker)
@@ -223,39 +240,40 @@ class AnswerReader:
             self._thought_start = self._source.dropped_characters + place
             self._in_thought = True
             self._thought_has_text = False
-            self._failed_before = self._failed_characters
-            self._skip(after)
+            self._failed_before_thought = self._failed_characters
+            self._omit_markup(after)
         elif marker == dialect.thought_end and (is_marker(marker) or not self._is_quoted(place)):
-            self._remove_marker(marker, place)  # no thought is open
+            self._omit_stray_marker(marker, place)  # no thought is open
         elif marker in dialect.message_ends:
             yield from self._handle_message_end(place, after)
         elif marker in dialect.dropped_markers or (
             marker == dialect.frame[0] and not self._has_text
         ):
             self._in_frame = self._in_frame or marker == dialect.frame[0]
-            self._skip(after)
+            self._omit_markup(after)
         elif marker == dialect.frame[1] and self._in_frame and (yield from self._ends_frame(after)):
-            self._skip(after)
+            self._omit_markup(after)
         elif marker in self._call_starts and (begins_line or marker in dialect.marked_call_starts):
-            yield from self._read_call(marker, place)
+            yield from self._read_calls_at_marker(marker, place)
         else:
             self._emit(after)
 
     def _handle_marker_in_thought(
         self, marker: str, place: int, *, begins_line: bool
     ) -> Parser[None]:
+        """Handle a marker inside a thought. begins_line: as in `_handle_marker_in_text`."""
         dialect = self._dialect
         after = place + len(marker)
         if marker == dialect.thought_end:
-            self._skip(after)
+            self._omit_markup(after)
             self._thoughts.append(Thought(self._thought_start, self._source.dropped_characters))
             self._in_thought = False
             # this count depends on how the text of the thought was split: restore the earlier value
-            self._failed_characters = self._failed_before
+            self._failed_characters = self._failed_before_thought
         elif marker == dialect.thought_start and not self._thought_has_text:
-            self._skip(after)  # the prompt opened the thought, and the model opens it again
+            self._omit_markup(after)  # the prompt opened the thought, and the model opens it again
         elif marker in self._call_starts and begins_line:
-            yield from self._read_call_in_thought(marker, place)
+            yield from self._read_calls_in_thought(marker, place)
         else:
             self._emit(after)
 
@@ -266,16 +284,17 @@ class AnswerReader:
         """
         following = yield from self._source.after_space(after)
         if (yield from self._source.match_at(self._call_starts, following)):
-            self._skip(after)
+            self._omit_markup(after)
             return
-        if self._skip_mode:
-            self._skip(place)
+        if self._omitted_spaces:
+            self._omit_markup(place)
         else:
             self._emit(place)
         self.ended_at = self._source.dropped_characters
 
     def _ends_frame(self, place: int) -> Parser[bool]:
-        """Whether the marker ends the frame: nothing follows it but white space or calls.
+        """Whether the frame's closing marker before `place` ends the frame: only white space or
+        calls follow.
 
         If other text follows, the answer only mentions the marker.
         """
@@ -285,88 +304,89 @@ class AnswerReader:
 
     def _is_quoted(self, place: int) -> bool:
         """Whether the text at this position is preceded by a quotation mark."""
-        return (self._source.text[:place] or self._last)[-1:] in ("`", '"', "'")
+        return (self._source.text[:place] or self._last_character)[-1:] in ("`", '"', "'")
 
-    def _read_call(self, marker: str, place: int) -> Parser[None]:
-        """Read a call at a marker. If it is none, its first marker becomes text."""
+    def _read_calls_at_marker(self, marker: str, place: int) -> Parser[None]:
+        """Read the calls that begin at a marker. If there are none, the marker becomes text."""
         source = self._source
         deltas = self._deltas
         source.place = place
         self._in_call = True
-        is_call = yield from self._read_calls(source, deltas)
+        is_call = yield from self._parse_calls(source, deltas)
         self._in_call = False
         if deltas.is_open:
             deltas.end_call("unclosed_call")
         if is_call:
-            self._skip(source.place, spaces="all")
+            self._omit_markup(source.place, spaces="all")
         else:
             self._failed_characters += source.searched_to - place
             self._emit(place + len(marker))
 
-    def _read_call_in_thought(self, marker: str, place: int) -> Parser[None]:
-        """Read a call in a thought, or text that only quotes or considers one. It counts as a call
-        only if nothing follows it in the answer.
+    def _read_calls_in_thought(self, marker: str, place: int) -> Parser[None]:
+        """Read calls in a thought, or text that only quotes or considers one. They count as calls
+        only if nothing follows them in the answer.
 
         The text is held back until the thought ends or continues differently; then it is reasoning.
+        To decide, a copy of the text is parsed ahead, and its deltas are thrown away.
         """
         source = self._source
-        end = self._dialect.thought_end
+        thought_end = self._dialect.thought_end
         ahead = Incoming(source.plain)
-        steps = self._ends_with_calls(ahead)
-        seen = place  # `ahead` has received the text up to here
+        lookahead = self._ends_with_calls(ahead)
+        copied_to = place  # `ahead`, the copy, has received the text up to here
         is_call: bool | None = None
         self._in_call = True
         while is_call is None:
-            if source.text.find(end, max(place, seen - len(end) + 1)) >= 0:
+            if source.text.find(thought_end, max(place, copied_to - len(thought_end) + 1)) >= 0:
                 is_call = False
                 continue
-            piece = source.text[seen : seen + _PIECE]
-            seen += len(piece)
-            ahead.add(piece)
-            ahead.has_ended = source.has_ended and seen == len(source.text)
-            is_call = resume(steps)
-            if is_call is None and seen == len(source.text):
+            next_text = source.text[copied_to : copied_to + _LOOKAHEAD_CHARACTERS]
+            copied_to += len(next_text)
+            ahead.add(next_text)
+            ahead.has_ended = source.has_ended and copied_to == len(source.text)
+            is_call = resume(lookahead)
+            if is_call is None and copied_to == len(source.text):
                 yield
         self._in_call = False
         if is_call:
             self._thoughts.append(Thought(self._thought_start, source.dropped_characters + place))
             self._in_thought = False
-            self._skip(place)
-            yield from self._read_call(marker, 0)
+            self._omit_markup(place)
+            yield from self._read_calls_at_marker(marker, 0)
         else:
             self._failed_characters += ahead.dropped_characters + ahead.searched_to
             self._emit(place + len(marker))
 
     def _ends_with_calls(self, ahead: Incoming) -> Parser[bool]:
-        """Whether the calls at this position are valid and end an answer that was not cut off.
+        """Whether valid calls are at this position and end an answer that was not cut off.
 
-        A channel of visible text also ends a thought, but only if no marker does: since one may
-        still follow, this waits until the answer is over.
+        A channel of visible text also ends a thought, but only if no end marker of the thought
+        follows; so this waits until the answer is over.
         """
-        is_called = False
+        any_call_ended = False
         while True:
             marker = yield from ahead.match_at(self._call_starts)
             trial = AnswerDeltas(self._deltas.tools, reads_calls=self._deltas.reads_calls)
-            begin = ahead.position
-            if not marker or not (yield from self._read_calls(ahead, trial)):
+            calls_position = ahead.position
+            if not marker or not (yield from self._parse_calls(ahead, trial)):
                 return False
             if not _is_valid(trial, marked=is_marker(marker)):
                 return False
             text_delta = next((part for part in trial.ready if isinstance(part, TextDelta)), None)
             if text_delta is not None:
-                # a text that starts at `begin` is the marker itself, as text
-                is_channel = not is_called and text_delta.start > begin
-                while is_channel and not self._is_over:
+                # text that starts at `calls_position` is the marker itself, which opened nothing
+                is_channel = not any_call_ended and text_delta.start > calls_position
+                while is_channel and not self._is_flushing:
                     yield
                 return is_channel
-            is_called = is_called or trial.any_ended
+            any_call_ended = any_call_ended or trial.any_call_ended
             yield from ahead.skip_space()
             ahead.drop_read()
             if not ahead.text:
                 return not self._was_cut_off
 
-    def _read_calls(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
-        """Parse the calls at this position in the first call format that matches.
+    def _parse_calls(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
+        """Parse the calls at this position in the first of the model's call formats that matches.
 
         Returns False if there are none.
         """
@@ -386,24 +406,29 @@ class AnswerReader:
         Returns the length of the white space that was not emitted.
         """
         text = self._source.text[:end]
-        if self._skip_mode:
-            text = text[self._skip_spaces(text) :]
+        if self._omitted_spaces:
+            text = text[self._omit_spaces(text) :]
             if text.isspace():
                 return len(text)  # the indentation of the first line
         body = text.rstrip(_SPACES)
         if body:
             self._in_long_space = False
-        if self._in_long_space or len(text) - len(body) > _MOST_SPACES:
+        if self._in_long_space or len(text) - len(body) > _MOST_HELD_BACK_SPACES:
             self._in_long_space = True
             body = text
         self._emit(len(body))
         return len(text) - len(body)
 
-    def _skip_spaces(self, text: str) -> int:
-        """Omit the leading white space of the text, up to its last newline. Returns its length."""
+    def _omit_spaces(self, text: str) -> int:
+        """Omit the leading white space of the text, as `_omitted_spaces` says. Returns the length.
+
+        In mode "lines", the indentation after its last newline is not omitted.
+        """
         spaces = len(text) - len(text.lstrip(_SPACES))
         newline = text.rfind("\n", 0, spaces) + 1
-        self._in_indentation = self._in_indentation or (newline > 0 and self._skip_mode == "lines")
+        self._in_indentation = self._in_indentation or (
+            newline > 0 and self._omitted_spaces == "lines"
+        )
         self._source.place = newline if self._in_indentation else spaces
         return len(self._source.drop_read())
 
@@ -419,13 +444,13 @@ class AnswerReader:
         source.drop_read()
 
     def _record_emitted(self, text: str) -> None:
-        """Update the state after text was emitted."""
+        """Update what is known about the current line, thought and white space after text."""
         self._thought_has_text = self._in_thought
         self._has_text = self._has_text or not self._in_thought
         *above, line = text.rsplit("\n", 1)
-        self._blank_line = (bool(above) or self._blank_line) and not line.strip(_SPACES)
-        self._skip_mode = ""
-        self._last = text[-1]
+        self._is_line_blank = (bool(above) or self._is_line_blank) and not line.strip(_SPACES)
+        self._omitted_spaces = ""
+        self._last_character = text[-1]
 
     def _plain_delta(self, text: str) -> TextDelta:
         """Return the text as a delta immediately.
@@ -441,22 +466,22 @@ class AnswerReader:
         kind: TextKind = "reasoning" if self._in_thought else "text"
         return TextDelta(text=text, kind=kind, start=start)
 
-    def _remove_marker(self, marker: str, place: int) -> None:
+    def _omit_stray_marker(self, marker: str, place: int) -> None:
         """Omit a meaningless marker. White space around it stays if it separates two words."""
-        if self._last and not self._skip_mode:
+        if self._last_character and not self._omitted_spaces:
             self._emit(place)
             self._source.place = len(marker)
             self._source.drop_read()
         else:
-            self._skip(place + len(marker))
+            self._omit_markup(place + len(marker))
 
-    def _skip(self, length: int, *, spaces: Literal["lines", "all"] = "lines") -> None:
+    def _omit_markup(self, length: int, *, spaces: Literal["lines", "all"] = "lines") -> None:
         """Omit this number of characters of markup, and the white space after them."""
         self._source.place = length
         self._source.drop_read()
-        self._skip_mode = spaces
+        self._omitted_spaces = spaces
         self._in_indentation = False
-        self._blank_line = True
+        self._is_line_blank = True
         self._in_long_space = False
 
 
@@ -484,7 +509,7 @@ class TextSeparators:
     """Finds the separators needed when the texts of one answer are joined to one string."""
 
     def __init__(self) -> None:
-        self._last = ""  # the last character of visible text
+        self._last_character = ""  # the last character of visible text
         self._is_interrupted = False  # a part that is not visible text followed
 
     def separator(self, part: OutputDelta) -> str:
@@ -492,10 +517,10 @@ class TextSeparators:
         if not isinstance(part, TextDelta) or part.kind != "text":
             self._is_interrupted = True
             return ""
-        found = separator(self._last, part.text) if self._is_interrupted else ""
-        self._last = part.text[-1:] or self._last
+        inserted = separator(self._last_character, part.text) if self._is_interrupted else ""
+        self._last_character = part.text[-1:] or self._last_character
         self._is_interrupted = False
-        return found
+        return inserted
 
 
 def _markers_re(markers: Sequence[str]) -> re.Pattern[str]:
@@ -508,7 +533,7 @@ def _not_empty(*markers: str) -> tuple[str, ...]:
 
 
 def _is_valid(trial: AnswerDeltas, *, marked: bool) -> bool:
-    """Whether all calls are complete and name declared tools.
+    """Whether all calls among the deltas of a trial are complete and name declared tools.
 
     marked: whether the calls have a marker; calls without one must also have all required
         arguments.
@@ -525,17 +550,20 @@ def _is_valid(trial: AnswerDeltas, *, marked: bool) -> bool:
         elif (
             isinstance(part, ToolCallFinished)
             and not marked
-            and not _is_complete(trial.tools, name, "".join(arguments), part.repairs)
+            and not _is_complete_call(trial.tools, name, "".join(arguments), part.repairs)
         ):
             return False
     return not trial.is_open
 
 
-def _is_complete(tools: DeclaredTools, name: str, arguments: str, repairs: Sequence[str]) -> bool:
+def _is_complete_call(
+    tools: DeclaredTools, name: str, arguments: str, repairs: Sequence[str]
+) -> bool:
+    """Whether the arguments are JSON, have all required keys, and needed no closing repair."""
     try:
-        given = json.loads(arguments)
+        values = json.loads(arguments)
     except (ValueError, RecursionError):
         return False
     if any(repair.startswith("unclosed") for repair in repairs):
         return False
-    return tools.required(name) <= set(given)
+    return tools.required(name) <= set(values)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from holdfast.front.output import OutputDelta, TextDelta
 
-LEAST_ROUNDS = 8
-_CHECK_EVERY = 64  # tokens between two checks: a check costs about 0.1 ms
+LEAST_ROUNDS = 8  # how often a period must occur in the tokens that are checked
+_CHECK_INTERVAL_TOKENS = 64  # a check costs about 0.1 ms
 
 
 class StopScanner:
@@ -24,7 +24,7 @@ class StopScanner:
     def __init__(self, stops: Sequence[str]) -> None:
         """stops: at least one stop string; none may be empty."""
         self._stops = tuple(stops)
-        self._first = re.compile(
+        self._first_characters = re.compile(
             "|".join(re.escape(first) for first in sorted({stop[0] for stop in stops}))
         )
         self._longest = max(len(stop) for stop in stops)
@@ -35,17 +35,17 @@ class StopScanner:
         """Add text. Returns the text that may be shown now: nothing after a stop string."""
         if self.found is not None or not text:
             return ""
-        if not self.held_back and self._first.search(text) is None:
+        if not self.held_back and self._first_characters.search(text) is None:
             return text
         window = self.held_back + text
-        match = self._earliest_match(window)
+        match = self._first_completed_stop(window)
         if match is not None:
             place, self.found = match
             self.held_back = ""
             return window[:place]
-        keep = self._start_of_possible_stop(window)
-        self.held_back = window[keep:]
-        return window[:keep]
+        shown_characters = self._start_of_possible_stop(window)
+        self.held_back = window[shown_characters:]
+        return window[:shown_characters]
 
     def flush(self) -> str:
         """Return the text that was held back. Call this if the text ends without a stop string."""
@@ -53,7 +53,8 @@ class StopScanner:
         self.held_back = ""
         return text
 
-    def _earliest_match(self, window: str) -> tuple[int, str] | None:
+    def _first_completed_stop(self, window: str) -> tuple[int, str] | None:
+        """Return the position of the stop string that ends first, and the string, or None."""
         best: tuple[int, int, str] | None = None  # end, start
         for stop in self._stops:
             start = window.find(stop)
@@ -64,7 +65,7 @@ class StopScanner:
     def _start_of_possible_stop(self, window: str) -> int:
         """Return the first position where a stop string may begin, or the length of the window."""
         place = max(0, len(window) - self._longest + 1)
-        while (found := self._first.search(window, place)) is not None:
+        while (found := self._first_characters.search(window, place)) is not None:
             tail = window[found.start() :]
             if any(stop.startswith(tail) for stop in self._stops):
                 return found.start()
@@ -104,13 +105,18 @@ class VisibleStops:
             yield TextDelta(text=self._scanner.flush(), start=start)
 
     def _scan_text(self, scanner: StopScanner, part: TextDelta) -> Iterator[TextDelta]:
-        held = len(scanner.held_back)
+        """Yield the text that the scanner lets through, and update the positions."""
+        held_characters = len(scanner.held_back)
         start = part.start if self.held_back_from is None else self.held_back_from
         shown = scanner.push(part.text)
         if shown:
             yield TextDelta(text=shown, start=start)
         # there may be omitted markup between the end of the held text and the beginning of the part
-        end = part.start + len(shown) - held if len(shown) >= held else start + len(shown)
+        end = (
+            part.start + len(shown) - held_characters
+            if len(shown) >= held_characters
+            else start + len(shown)
+        )
         self.held_back_from = end if scanner.held_back else None
         if scanner.found is not None:
             self.found_at = end
@@ -129,7 +135,7 @@ class RepetitionGuard:
         """tokens: how many tokens have to repeat; 0 switches the guard off."""
         self._tokens = tokens
         self._last: deque[int] = deque(maxlen=tokens)
-        self._until_check = tokens
+        self._tokens_until_check = tokens
 
     def push(self, token_ids: Iterable[int]) -> bool:
         """Add tokens of the text. Returns True once a check finds it endless."""
@@ -138,9 +144,9 @@ class RepetitionGuard:
         repeats = False
         for token_id in token_ids:
             self._last.append(token_id)
-            self._until_check -= 1
-            if not self._until_check:
-                self._until_check = _CHECK_EVERY
+            self._tokens_until_check -= 1
+            if not self._tokens_until_check:
+                self._tokens_until_check = _CHECK_INTERVAL_TOKENS
                 longest_period = self._tokens // LEAST_ROUNDS
                 repeats = repeats or is_periodic(self._last, longest_period=longest_period)
         return repeats

@@ -223,7 +223,10 @@ class RecentMisses:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        """Drop a prompt of the tenant that was used longest ago; if it has none, the tenant."""
+        """Drop one prompt of the tenant that was idle for longest, or, without any, the tenant.
+
+        A tenant with misses only is dropped if there are too many, else it counts as used.
+        """
         name, oldest_tenant = next(iter(self._tenants.items()))
         prompts = next(filter(None, oldest_tenant.prompts.values()), None)
         if prompts is not None:

@@ -1,4 +1,7 @@
-"""The grammar of a whole answer: an optional thought, then text, JSON or calls as requested."""
+"""The grammar of a whole answer: an optional thought, then text, JSON or calls as requested.
+
+An expression is a piece of a grammar, as text (`Rules`).
+"""
 
 from __future__ import annotations
 
@@ -67,16 +70,16 @@ def is_constrained(request: GenerationRequest, *, tools: ToolsSettings) -> bool:
     """Whether the answer needs a grammar."""
     if request.output_format is not None:
         return True
-    choice, offered = request.tool_choice, offered_tools(request)
-    asked = (
+    choice, tools_in_prompt = request.tool_choice, prompt_tools(request)
+    is_requested = (
         choice.mode != "auto"
         or bool(choice.names or choice.enforced_names)
         or tools.constrain == "auto"
     )
-    return bool(offered) and (asked or any(map(is_strict, offered)))
+    return bool(tools_in_prompt) and (is_requested or any(map(is_strict, tools_in_prompt)))
 
 
-def offered_tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]]:
+def prompt_tools(request: GenerationRequest) -> Sequence[Mapping[str, Any]]:
     """Return the tools in the request's prompt."""
     return request.prompt.tools if isinstance(request.prompt, ChatPrompt) else ()
 
@@ -103,7 +106,7 @@ def answer_grammar(
     body = _AnswerBody(request, dialect, bounds=bounds, constrain_all=tools.constrain == "auto")
     body_expression = body.expression()
     if not body_expression:
-        return AnswerGrammar(banned_token_ids=body.banned)
+        return AnswerGrammar(banned_token_ids=body.banned_token_ids)
     lead = _thought_expression(body.rules, dialect, thought_state(prompt, dialect))
     channels = dialect.calls.channels if dialect.calls is not None else None
     if channels is not None and not lead:
@@ -111,19 +114,21 @@ def answer_grammar(
     text = grammar_text(body.rules.lark(f"{lead} {body_expression}"), **body.grammars)
     fault = fault_of_composed(text)
     if fault:
-        raise _refusal(request, fault)
-    return AnswerGrammar(text=text, banned_token_ids=body.banned, unenforced=body.unenforced)
+        raise _joint_refusal(request, fault)
+    return AnswerGrammar(
+        text=text, banned_token_ids=body.banned_token_ids, unenforced=body.unenforced
+    )
 
 
-def _refusal(request: GenerationRequest, fault: str) -> InvalidRequest:
+def _joint_refusal(request: GenerationRequest, fault: str) -> InvalidRequest:
     """Build the error for schemas that can each be enforced alone, but not all together."""
     field = request.output_format.field if request.output_format else "tools"
-    asked = "this schema cannot be enforced"
-    if tools := offered_tools(request):
-        asked = f"this schema and those of {len(tools)} tools cannot be enforced together"
+    problem = "this schema cannot be enforced"
+    if tools := prompt_tools(request):
+        problem = f"this schema and those of {len(tools)} tools cannot be enforced together"
     # the lines after the first one quote the whole grammar
     cause = fault.partition("\n")[0].rpartition("JSON schema: ")[2]
-    return InvalidRequest(f"`{field}`: {asked}", field=field, shown=f": {cause[:_LONGEST_FAULT]}")
+    return InvalidRequest(f"`{field}`: {problem}", field=field, shown=f": {cause[:_LONGEST_FAULT]}")
 
 
 def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
@@ -136,12 +141,12 @@ def thought_state(prompt: PromptText, dialect: ModelDialect) -> ThoughtState:
     if prompt.in_reasoning:
         return "open"
     start, end = dialect.reasoning.start.strip(), dialect.reasoning.end.strip()
-    before = prompt.text.rstrip().removesuffix(end)
-    if len(before) == len(prompt.text.rstrip()):
+    text_before_end = prompt.text.rstrip().removesuffix(end)
+    if len(text_before_end) == len(prompt.text.rstrip()):
         return "possible"
     # an end marker that contains the header of an answer ends every prompt, even without a thought
     is_header = len(markers_in(end)) > 1
-    return "possible" if is_header and not before.rstrip().endswith(start) else "none"
+    return "possible" if is_header and not text_before_end.rstrip().endswith(start) else "none"
 
 
 def _thought_expression(rules: Rules, dialect: ModelDialect, state: ThoughtState) -> str:
@@ -174,8 +179,9 @@ class _AnswerBody:
         self.rules = Rules(
             dialect.markup_ids, message_ends=dialect.message_ends, turn_ends=dialect.turn_ends
         )
+        # these three are filled in by `expression`; grammars: those that it refers to, by name
         self.grammars: dict[str, str] = {}
-        self.banned: tuple[int, ...] = ()
+        self.banned_token_ids: tuple[int, ...] = ()
         self.unenforced: tuple[str, ...] = ()
         self._request = request
         self._dialect = dialect
@@ -184,20 +190,20 @@ class _AnswerBody:
 
     def expression(self) -> str:
         """The expression for the visible answer and the calls; empty if everything is allowed."""
-        wanted = self._request.output_format
+        output_format = self._request.output_format
         calls, choice = self._dialect.calls, self._request.tool_choice
         expression = ""
-        if wanted is not None:
-            expression, self.grammars = _format_of(wanted, bounds=self._bounds)
+        if output_format is not None:
+            expression, self.grammars = _format_expression(output_format, bounds=self._bounds)
             if calls is not None and calls.channels is not None:
                 expression = in_channel(self.rules, calls.channels, expression)
             expression = with_end(
                 self.rules, expression, calls.channels if calls is not None else None
             )
-        if not offered_tools(self._request):
+        if not prompt_tools(self._request):
             return expression
         if choice.mode == "none":
-            return expression or self._no_calls()
+            return expression or self._forbid_calls()
         if calls is None or not calls.grammar_layouts:
             if choice.mode == "required":
                 reason = (
@@ -206,9 +212,13 @@ class _AnswerBody:
                 )
                 raise InvalidRequest(f"`tool_choice`: {reason}", field="tool_choice")
             return expression
-        return self._calls(expression)
+        return self._calls_expression(expression)
 
-    def _calls(self, expression: str) -> str:
+    def _calls_expression(self, expression: str) -> str:
+        """The expression for an answer that may, or must, call tools.
+
+        expression: the output format; empty if there is none.
+        """
         family, choice = self._dialect.calls, self._request.tool_choice
         assert family is not None
         assert isinstance(self._request.prompt, ChatPrompt)
@@ -232,81 +242,95 @@ class _AnswerBody:
         """Allow the output format, or calls in every form that the reader accepts and that cannot
         be mistaken for the format.
         """
-        wanted, parallel = self._request.output_format, self._request.tool_choice.parallel
-        assert wanted is not None
-        is_json = wanted.kind in ("json_object", "json_schema")
-        calls = []
-        for read in self._dialect.readable_formats:
+        output_format, parallel = self._request.output_format, self._request.tool_choice.parallel
+        assert output_format is not None
+        is_json = output_format.kind in ("json_object", "json_schema")
+        call_expressions = []
+        for call_format in self._dialect.readable_formats:
             # where the format is JSON, `bare_calls` below covers calls without markers
             blocks = [
                 block
                 for block in lenient_call_blocks(
-                    self.rules, read, tools, is_own=read is self._dialect.calls
+                    self.rules, call_format, tools, is_own=call_format is self._dialect.calls
                 )
                 if not (is_json and block.is_bare_json)
             ]
             if blocks:
-                calls.append(only_calls(self.rules, blocks, parallel=parallel))
-            if is_json and read.bare_keys is not None and read.channels is None:
-                calls.append(bare_calls(self.rules, read.bare_keys, tools, parallel=parallel))
-        return one_of((expression, *calls))
+                call_expressions.append(only_calls(self.rules, blocks, parallel=parallel))
+            if is_json and call_format.bare_keys is not None and call_format.channels is None:
+                call_expressions.append(
+                    bare_calls(self.rules, call_format.bare_keys, tools, parallel=parallel)
+                )
+        return one_of((expression, *call_expressions))
 
-    def _no_calls(self) -> str:
+    def _forbid_calls(self) -> str:
         """Forbid calls. The tools stay in the prompt, so that its cached prefix can be used."""
         calls = self._dialect.calls
         if calls is None or not calls.grammar_layouts:
             return ""
-        self.banned, words = call_start_tokens(self.rules, calls)
-        return "" if self.banned else text_without_calls(self.rules, calls) if words else ""
+        self.banned_token_ids, some_begin_with_text = call_start_tokens(self.rules, calls)
+        if self.banned_token_ids or not some_begin_with_text:
+            return ""
+        return text_without_calls(self.rules, calls)
 
 
-def _format_of(wanted: OutputFormat, *, bounds: SchemaBounds) -> tuple[str, dict[str, str]]:
+def _format_expression(
+    output_format: OutputFormat, *, bounds: SchemaBounds
+) -> tuple[str, dict[str, str]]:
     """Return an output format as an expression, and the grammars that the expression refers to."""
-    match wanted.kind:
+    match output_format.kind:
         case "json_object":
             return json_value({"type": "object"}), {}
         case "json_schema":
             try:
-                schema = checked_schema(wanted.schema, bounds=bounds, strict=True).schema
+                schema = checked_schema(output_format.schema, bounds=bounds, strict=True).schema
             except SchemaFault as fault:
                 raise InvalidRequest(
-                    f"`{wanted.field}`: {fault.reason}", field=wanted.field, shown=fault.where
+                    f"`{output_format.field}`: {fault.reason}",
+                    field=output_format.field,
+                    shown=fault.where,
                 ) from None
             return json_value(schema), {}
         case "choice":
-            _check_size(wanted, sum(map(len, wanted.choices)))
-            expression = one_of(map(literal, wanted.choices))
-            _check_compiles(wanted, f"start: {expression}")
+            _check_size(output_format, sum(map(len, output_format.choices)))
+            expression = one_of(map(literal, output_format.choices))
+            _check_compiles(output_format, f"start: {expression}")
             return expression, {}
         case "regex":
-            _check_size(wanted, len(wanted.pattern))
-            expression = pattern(wanted.pattern)
-            _check_compiles(wanted, f"start: {expression}")
+            _check_size(output_format, len(output_format.pattern))
+            expression = pattern(output_format.pattern)
+            _check_compiles(output_format, f"start: {expression}")
             return expression, {}
         case "lark":
-            _check_size(wanted, len(wanted.pattern))
-            if has_too_small(wanted.pattern):
+            _check_size(output_format, len(output_format.pattern))
+            if has_too_small(output_format.pattern):
                 reason = "a schema contains a number below the 64-bit range"
-                raise InvalidRequest(f"`{wanted.field}`: {reason}", field=wanted.field)
-            _check_compiles(wanted, wanted.pattern)
-            return "@form", {"form": wanted.pattern}
+                raise InvalidRequest(
+                    f"`{output_format.field}`: {reason}", field=output_format.field
+                )
+            _check_compiles(output_format, output_format.pattern)
+            return "@form", {"form": output_format.pattern}
 
 
-def _check_size(wanted: OutputFormat, characters: int) -> None:
+def _check_size(output_format: OutputFormat, characters: int) -> None:
+    """Raise InvalidRequest if a format is too long, or repeats a pattern too often."""
     if characters > _MOST_CHARACTERS:
         reason = f"may have at most {_MOST_CHARACTERS:,} characters, got {characters:,}"
-        raise InvalidRequest(f"`{wanted.field}`: {reason}", field=wanted.field)
-    if repetitions(wanted.pattern) > MOST_REPETITIONS:
+        raise InvalidRequest(f"`{output_format.field}`: {reason}", field=output_format.field)
+    if repetitions(output_format.pattern) > MOST_REPETITIONS:
         raise InvalidRequest(
-            f"`{wanted.field}`: a pattern repeats too often; use smaller repetition counts",
-            field=wanted.field,
+            f"`{output_format.field}`: a pattern repeats too often; use smaller repetition counts",
+            field=output_format.field,
         )
 
 
-def _check_compiles(wanted: OutputFormat, lark: str) -> None:
+def _check_compiles(output_format: OutputFormat, lark: str) -> None:
+    """Raise InvalidRequest if the grammar of a format is faulty."""
     fault = fault_of(grammar_text(lark))
     if fault:
         reason = "this output format cannot be enforced"
         raise InvalidRequest(
-            f"`{wanted.field}`: {reason}", field=wanted.field, shown=f": {fault.strip()}"
+            f"`{output_format.field}`: {reason}",
+            field=output_format.field,
+            shown=f": {fault.strip()}",
         )

@@ -1,4 +1,7 @@
-"""Grammars of tool calls, built from the layout that a family declares."""
+"""Grammars of tool calls, built from the layout that a family declares.
+
+An expression is a piece of a grammar, as text (`Rules`).
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,14 @@ from holdfast.front.toolcalls.literals import json_text
 _ANY_ARGUMENTS: Final = CleanSchema(schema={"type": "object"})
 _NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ID_OR_NUMBER: Final = re.compile(r"(\{id\}|\{number\})")
-_FIELD: Final = re.compile(r"(\{name\}|\{quoted\}|\{id\}|\{number\})")
+_HEAD_FIELD: Final = re.compile(r"(\{name\}|\{quoted\}|\{id\}|\{number\})")
 
 
 class CallGrammar(NamedTuple):
-    """The grammar of one call. prefix_text: the text up to the head's first field. prefix: that
-    text as an expression. rest: the rest of the call as an expression.
+    """The grammar of one call.
+
+    prefix_text: the text up to the head's first {id} or {number}, with the tool's name filled in.
+    prefix: that text as an expression. rest: the rest of the call as an expression.
     """
 
     prefix_text: str
@@ -90,7 +95,7 @@ def callable_tools(
 
     Raises InvalidRequest for a strict tool whose schema cannot be enforced.
     """
-    found = []
+    checked_tools = []
     for number, tool in enumerate(prompt.tools):
         function = tool.get("function", tool)
         name, strict = function["name"], is_strict(tool)
@@ -99,26 +104,29 @@ def callable_tools(
         place = f"tools.{number}.function.parameters"
         if prompt.tool_fields:
             place = prompt.tool_fields[number]
-        checked = _ANY_ARGUMENTS
+        cleaned = _ANY_ARGUMENTS
         if strict or enforce_all or name in choice.enforced_names:
-            checked = _arguments(
+            cleaned = _checked_arguments(
                 function.get("parameters"), bounds=bounds, strict=strict, place=place
             )
-        found.append(
+        checked_tools.append(
             CallableTool(
                 name=name,
-                arguments=checked.schema
-                if isinstance(checked.schema, dict)
+                arguments=cleaned.schema
+                if isinstance(cleaned.schema, dict)
                 else {"type": "object"},
                 place=place,
                 strict=strict,
-                unenforced=_paths_in_tool(name, checked.unenforced),
+                unenforced=_paths_in_tool(name, cleaned.unenforced),
             )
         )
-    return tuple(found)
+    return tuple(checked_tools)
 
 
-def _arguments(parameters: Any, *, bounds: SchemaBounds, strict: bool, place: str) -> CleanSchema:
+def _checked_arguments(
+    parameters: Any, *, bounds: SchemaBounds, strict: bool, place: str
+) -> CleanSchema:
+    """The schema of a tool's arguments, checked. Without a schema, there are no arguments."""
     if not parameters:
         return CleanSchema(schema=_NO_ARGUMENTS)
     if isinstance(parameters, dict) and "type" not in parameters:
@@ -137,7 +145,7 @@ def call_blocks(
 
     Raises InvalidRequest for a strict tool whose schema the layout cannot enforce.
     """
-    blocks = _blocks(rules, family, family.grammar_layouts, tools)
+    blocks = _build_blocks(rules, family, family.grammar_layouts, tools)
     for tool in tools:
         if tool.strict and blocks[0].unenforced[tool.name]:
             reason = "the model's syntax for calls cannot enforce a keyword of this schema"
@@ -149,16 +157,20 @@ def call_blocks(
 def lenient_call_blocks(
     rules: Rules, family: CallFormat, tools: Sequence[CallableTool], *, is_own: bool
 ) -> tuple[CallBlock, ...]:
-    """Build the same grammars for all layouts that the reader accepts, even those that it repairs.
+    """Build the grammars of `call_blocks` for all layouts that the reader accepts, even those that
+    it repairs.
 
     Leaves out tools whose schemas the family cannot enforce.
 
     is_own: whether this is the family that the model is trained on.
     """
-    others = (*family.incomplete_layouts, *(() if is_own else family.grammar_layouts))
-    own = family.grammar_layouts if is_own else ()
-    layouts = (*own, *(replace(each, values=_lenient(each.values)) for each in others))
-    blocks = _blocks(rules, family, layouts, tools)
+    repaired_layouts = (*family.incomplete_layouts, *(() if is_own else family.grammar_layouts))
+    own_layouts = family.grammar_layouts if is_own else ()
+    layouts = (
+        *own_layouts,
+        *(replace(each, values=_with_loose_space(each.values)) for each in repaired_layouts),
+    )
+    blocks = _build_blocks(rules, family, layouts, tools)
     enforceable = [
         tool
         for tool in tools
@@ -166,20 +178,22 @@ def lenient_call_blocks(
     ]
     if len(enforceable) == len(tools):
         return blocks
-    return _blocks(rules, family, layouts, enforceable) if enforceable else ()
+    return _build_blocks(rules, family, layouts, enforceable) if enforceable else ()
 
 
-def _lenient(values: Values) -> Values:
+def _with_loose_space(values: Values) -> Values:
+    """Allow any white space around tagged values, which models not trained on the tags need."""
     return replace(values, is_loose=True) if isinstance(values, TaggedValues) else values
 
 
-def _blocks(
+def _build_blocks(
     rules: Rules, family: CallFormat, layouts: Sequence[CallLayout], tools: Sequence[CallableTool]
 ) -> tuple[CallBlock, ...]:
-    return tuple(_block(rules, family, layout, tools) for layout in layouts)
+    """The grammars of calls of these tools, one for each layout."""
+    return tuple(_build_block(rules, family, layout, tools) for layout in layouts)
 
 
-def _block(
+def _build_block(
     rules: Rules, family: CallFormat, layout: CallLayout, tools: Sequence[CallableTool]
 ) -> CallBlock:
     """The grammar of calls of these tools in one layout."""
@@ -192,17 +206,17 @@ def _block(
             arguments = rules.rule(arguments)  # written once for all layouts
         last_id = _head_expression(rules, layout.optional_id, id_form, tool.name)
         for head in layout.heads:
-            rest = arguments
+            after_prefix = arguments
             if last_id and "{id}" not in head:
-                rest += f" ({last_id})?"
+                after_prefix += f" ({last_id})?"
             if layout.tail:
-                rest += f" {_end_of_call(rules, layout.tail)}"
+                after_prefix += f" {_end_of_call(rules, layout.tail)}"
             lead, *fields = _ID_OR_NUMBER.split(head, maxsplit=1)
             calls.append(
                 CallGrammar(
                     prefix_text=named(lead, tool.name),
                     prefix=_head_expression(rules, lead, id_form, tool.name),
-                    rest=f"{_head_expression(rules, ''.join(fields), id_form, tool.name)} {rest}".strip(),
+                    rest=f"{_head_expression(rules, ''.join(fields), id_form, tool.name)} {after_prefix}".strip(),
                 )
             )
     return CallBlock(
@@ -216,24 +230,24 @@ def _block(
 
 def _end_of_call(rules: Rules, tail: str) -> str:
     """An expression for the text after the arguments, which may be indented."""
-    gap = f"{rules.markup(' ')} " if tail.startswith("}") else ""
+    gap = f"{rules.optional_space()} " if tail.startswith("}") else ""
     return gap + rules.markup(tail)
 
 
 def _head_expression(rules: Rules, text: str, id_form: IdForm, name: str) -> str:
-    """Convert a text that contains fields to an expression."""
-    found = []
-    for part in filter(None, _FIELD.split(text)):
+    """Convert a text that contains fields (`CallLayout`) to an expression. name: the tool's."""
+    expressions = []
+    for part in filter(None, _HEAD_FIELD.split(text)):
         match part:
             case "{name}" | "{quoted}":
-                found.append(rules.literal(named(part, name)))
+                expressions.append(rules.literal(named(part, name)))
             case "{id}":
-                found.append(pattern(id_pattern(id_form, name)))
+                expressions.append(pattern(id_pattern(id_form, name)))
             case "{number}":
-                found.append(pattern("[1-9][0-9]?"))
+                expressions.append(pattern("[1-9][0-9]?"))
             case _:
-                found.append(rules.markup(part))
-    return " ".join(found)
+                expressions.append(rules.markup(part))
+    return " ".join(expressions)
 
 
 def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ...]:
@@ -246,26 +260,33 @@ def unenforced(tools: Sequence[CallableTool], block: CallBlock) -> tuple[str, ..
 
 
 def _paths_in_tool(name: str, places: Sequence[str]) -> tuple[str, ...]:
+    """JSON pointers into a tool's schema, with the tool's name in place of `#`."""
     return tuple(f"{name}/{place.removeprefix('#').removeprefix('/')}" for place in places)
 
 
 def only_calls(rules: Rules, blocks: Sequence[CallBlock], *, parallel: bool) -> str:
-    """An expression for an answer that consists only of calls, all in one of these layouts."""
-    lead = rules.markup(" ")
+    """An expression for an answer that consists only of calls, all in one of these layouts.
+
+    The end of a message, or an empty text channel, may precede the calls.
+    """
+    space = rules.optional_space()
     if end := rules.message_end():
-        lead = f"({lead} {end})? {lead}"
-    found = []
+        space = f"({space} {end})? {space}"
+    alternatives = []
     for block in blocks:
-        empty = "" if block.channels is None else block.channels.empty_text
-        before = f"({rules.literal(empty)})? {lead}" if empty else lead
-        found.append(f"{before} {_opening(rules, block)} {_calls(rules, block, parallel=parallel)}")
-    return one_of(found)
+        empty_channel = "" if block.channels is None else block.channels.empty_text_channel
+        before_calls = f"({rules.literal(empty_channel)})? {space}" if empty_channel else space
+        opening = _opening_expression(rules, block)
+        calls = _calls_expression(rules, block, parallel=parallel)
+        alternatives.append(f"{before_calls} {opening} {calls}")
+    return one_of(alternatives)
 
 
-def _opening(rules: Rules, block: CallBlock) -> str:
-    """An expression for the text before the first call. White space within what the reader takes for
-    the beginning of calls is as the family writes it: with other white space, the reader would take
-    a part for text.
+def _opening_expression(rules: Rules, block: CallBlock) -> str:
+    """An expression for the text before the first call.
+
+    The string by which a reader recognizes calls (`call_starts`) must match exactly, because with
+    other white space inside, it would be text. The markup after it may be spaced differently.
     """
     opening = block.layout.opening.lstrip()
     marker = max(
@@ -282,71 +303,83 @@ def bare_calls(
 
     Uses the same lexemes as JSON, so that calls and a document may begin alike.
     """
-    space = rules.terminal(f"/{white_space()}/")
-    gap = rules.markup(" ")
-    call = rules.rule(one_of(_bare_call(rules, keys, tool, space) for tool in tools))
+    json_space = rules.terminal(f"/{white_space()}/")
+    gap = rules.optional_space()
+    call = rules.rule(one_of(_bare_call(rules, keys, tool, json_space) for tool in tools))
     if keys.closings:  # some models leave out only the opening marker
         call = rules.rule(f"{call} ({gap} {one_of(map(rules.literal, keys.closings))})?")
-    more, items = "", ""
+    more_calls, more_items = "", ""
     if parallel:
-        more = f'({gap} ";"? {gap} {call})*'
-        items = f'({space} "," {space} {call})*'
-    return f'{gap} ({call} {more} | "[" {space} {call} {items} {space} "]") {gap}'
+        more_calls = f'({gap} ";"? {gap} {call})*'
+        more_items = f'({json_space} "," {json_space} {call})*'
+    return (
+        f'{gap} ({call} {more_calls} | "[" {json_space} {call} {more_items} {json_space} "]") {gap}'
+    )
 
 
-def _bare_call(rules: Rules, keys: BareKeys, tool: CallableTool, space: str) -> str:
-    colon, comma = f'{space} ":" {space}', f'{space} "," {space}'
+def _bare_call(rules: Rules, keys: BareKeys, tool: CallableTool, json_space: str) -> str:
+    """An expression for one call as a JSON object. json_space: the lexeme for white space."""
+    colon, comma = f'{json_space} ":" {json_space}', f'{json_space} "," {json_space}'
     name = literal(json_text(tool.name))
     value = rules.rule(json_value(tool.arguments, levels_around=LEVELS_AROUND_ARGUMENTS))
     if not keys.names:
-        return f'"{{" {space} {name} {colon} {value} {space} "}}"'
-    named = f"{_one_key(keys.names)} {colon} {name}"
-    given = rules.rule(f"{_one_key(keys.arguments)} {colon} {value}")
-    kind = f'({_one_key(("type",))} {colon} "\\"function\\"" {comma})?'
-    members = f"({named} {comma} {given} | {given} {comma} {named})"
-    return f'"{{" {space} {kind} {members} {space} "}}"'
+        return f'"{{" {json_space} {name} {colon} {value} {json_space} "}}"'
+    name_member = f"{_any_key(keys.names)} {colon} {name}"
+    arguments_member = rules.rule(f"{_any_key(keys.arguments)} {colon} {value}")
+    type_member = f'({_any_key(("type",))} {colon} "\\"function\\"" {comma})?'
+    members = (
+        f"({name_member} {comma} {arguments_member} | {arguments_member} {comma} {name_member})"
+    )
+    return f'"{{" {json_space} {type_member} {members} {json_space} "}}"'
 
 
-def _one_key(keys: Sequence[str]) -> str:
+def _any_key(keys: Sequence[str]) -> str:
+    """An expression for any of these keys, in quotes."""
     return one_of(literal(json_text(key)) for key in keys)
 
 
 def text_or_calls(
     rules: Rules, family: CallFormat, blocks: Sequence[CallBlock], *, parallel: bool
 ) -> str:
-    """An expression for free text, optionally followed by calls, which end the answer."""
+    """An expression for free text, optionally followed by calls, which end the answer.
+
+    The text ends where a marker of calls begins, so it may not contain such a marker.
+    """
     if family.channels is not None:
         text = free_text(rules, family.channels, family.markers)
         calls = only_calls(rules, blocks, parallel=parallel)
         is_single = blocks[0].layout.is_single
         text_only = with_end(rules, text, family.channels)
         return f"({text_only} | {calls})" if is_single else f"({text_only} | ({text})? {calls})"
-    token_starts = [marker for marker in family.call_starts if marker in family.markers]
-    by_marker: dict[str, list[str]] = {}
+    start_markers = [marker for marker in family.call_starts if marker in family.markers]
+    calls_by_marker: dict[str, list[str]] = {}
     for block in blocks:
         opening = block.layout.opening.lstrip()
         marker = max(
-            (marker for marker in token_starts if opening.startswith(marker)), key=len, default=""
+            (marker for marker in start_markers if opening.startswith(marker)), key=len, default=""
         )
         if marker:
             rest = rules.markup(opening.removeprefix(marker))
-            by_marker.setdefault(marker, []).append(
-                f"{rest} {_calls(rules, block, parallel=parallel)}"
+            calls_by_marker.setdefault(marker, []).append(
+                f"{rest} {_calls_expression(rules, block, parallel=parallel)}"
             )
-        elif block is blocks[0]:
+        elif block is blocks[0]:  # the family's own calls begin with ordinary text
             return _text_or_unmarked_calls(rules, block, parallel=parallel)
-    text = rules.text_without(token_starts)
-    found = [with_end(rules, text)]
+    text = rules.text_without(start_markers)
+    alternatives = [with_end(rules, text)]
     if end := rules.message_end():
-        found.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
-    for marker, written in by_marker.items():
-        never = [
+        alternatives.append(f"{text} {end} {only_calls(rules, blocks, parallel=parallel)}")
+    for marker, openings_and_calls in calls_by_marker.items():
+        # the text before this marker may not contain the others
+        other_markers = [
             escaped(other)
-            for other in token_starts
+            for other in start_markers
             if other != marker and not rules.split_at_token(other)[1] and other not in marker
         ]
-        found.append(f"{rules.text_before(marker, never=never)} {one_of(written)}")
-    return one_of(found)
+        alternatives.append(
+            f"{rules.text_before(marker, never=other_markers)} {one_of(openings_and_calls)}"
+        )
+    return one_of(alternatives)
 
 
 def with_end(rules: Rules, text: str, channels: ChannelMarkup | None = None) -> str:
@@ -364,15 +397,16 @@ def _text_or_unmarked_calls(rules: Rules, block: CallBlock, *, parallel: bool) -
     alike.
     """
     opening = block.layout.opening.lstrip()
-    beginnings = [(_spaced(opening + call.prefix_text), call.rest) for call in block.calls]
-    first = one_of(f"{rules.terminal(f'/{begin}/')} {rest}" for begin, rest in beginnings)
-    beginning = "|".join(begin for begin, _ in beginnings)
-    text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*({beginning}){ANY}/")
-    lead = rules.markup(" ")
-    return f"({text} | {lead} {rules.rule(first)} {_more_calls(rules, block, parallel=parallel)})"
+    beginnings = [(_loosely_spaced(opening + call.prefix_text), call.rest) for call in block.calls]
+    first_call = one_of(f"{rules.terminal(f'/{begin}/')} {rest}" for begin, rest in beginnings)
+    any_beginning = "|".join(begin for begin, _ in beginnings)
+    text = rules.terminal(f"/{ANY}/ & ~/({ANY}\\n)?\\s*({any_beginning}){ANY}/")
+    space = rules.optional_space()
+    after_call = _after_call(rules, block, parallel=parallel)
+    return f"({text} | {space} {rules.rule(first_call)} {after_call})"
 
 
-def _spaced(text: str) -> str:
+def _loosely_spaced(text: str) -> str:
     """A regular expression for a text, in which spaces become optional white space."""
     return escaped(text).replace(" ", r"\s*")
 
@@ -385,13 +419,13 @@ def text_without_calls(rules: Rules, family: CallFormat) -> str:
 
 
 def call_start_tokens(rules: Rules, family: CallFormat) -> tuple[tuple[int, ...], bool]:
-    """Return the tokens that calls begin with, and whether some calls begin with text instead."""
+    """Return the ids of the tokens that calls begin with, and whether some begin with text."""
     if family.channels is not None:
         return (), True  # text begins with the same tokens
-    parted = [
+    tokens = [
         rules.split_at_token(marker)[1] for marker in family.call_starts if marker in family.markers
     ]
-    return tuple({rules.marker_ids[token]: None for token in parted if token}), not all(parted)
+    return tuple({rules.marker_ids[token]: None for token in tokens if token}), not all(tokens)
 
 
 def free_text(rules: Rules, channels: ChannelMarkup, markers: Sequence[str]) -> str:
@@ -419,12 +453,12 @@ def thought_channel(rules: Rules, channels: ChannelMarkup) -> str:
     return f"({rules.literal(opening)} {rules.text_before(end)})?" if opening else ""
 
 
-def _calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
+def _calls_expression(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     """An expression for one or more calls, without the layout's opening before them."""
-    return f"{_any_call(rules, block)} {_more_calls(rules, block, parallel=parallel)}"
+    return f"{_any_call(rules, block)} {_after_call(rules, block, parallel=parallel)}"
 
 
-def _more_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
+def _after_call(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     """An expression for what follows a call: further calls, the layout's closing, and the end.
 
     Any white space may surround the markup, because templates of one family differ in it. Models
@@ -432,7 +466,7 @@ def _more_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
     should follow.
     """
     layout = block.layout
-    gap = rules.markup(" ")
+    gap = rules.optional_space()
     closing = rules.before_end(layout.closing.strip())
     tail = f"{gap} {rules.markup(closing)} {gap}" if closing else gap
     tail = with_end(rules, tail, block.channels)
@@ -443,4 +477,5 @@ def _more_calls(rules: Rules, block: CallBlock, *, parallel: bool) -> str:
 
 
 def _any_call(rules: Rules, block: CallBlock) -> str:
+    """A rule for one call of any tool, with any head of the layout."""
     return rules.rule(one_of(f"{call.prefix} {call.rest}" for call in block.calls))

@@ -11,10 +11,11 @@ from math import prod
 from typing import Any, Final
 
 MAPS: Final = ("properties", "patternProperties")  # their values map names to schemas
-LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
-SINGLES: Final = ("items", "additionalItems", "additionalProperties")
+LISTS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")  # their values are lists of schemas
+SINGLES: Final = ("items", "additionalItems", "additionalProperties")  # their values are schemas
 _COUNTS: Final = tuple("minProperties maxProperties minItems maxItems minLength maxLength".split())
 _NUMBERS: Final = tuple("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split())
+# keywords that hold no schemas
 PLAIN: Final = ("type", "enum", "const", "required", *_COUNTS, "pattern", "format", *_NUMBERS)
 UNSUPPORTED: Final = tuple(
     "not if uniqueItems contains minContains maxContains propertyNames dependentRequired "
@@ -42,7 +43,7 @@ UNKNOWN_FORMATS: Final = frozenset(
     "relative-json-pointer regex".split()
 )
 """Formats of JSON Schema that no grammar enforces. Others, like `password`, restrict nothing."""
-LONGEST: Final = {"email": 254, "hostname": 253, "uri": 2048}
+LONGEST_OF_FORMAT: Final = {"email": 254, "hostname": 253, "uri": 2048}
 """Maximum lengths, in characters, for formats whose patterns have no limit. They are the limits of
 SMTP, of DNS, and of most web software.
 """
@@ -56,9 +57,9 @@ _LONGEST_PATTERN: Final = 2_000
 # Maximum length, in characters, of a name or a listed value. All of its tokens are forced, one after
 # the other.
 LONGEST_LITERAL: Final = 4_000
-_LEAST: Final = 1024 - 2**63  # 64 bits, minus the rounding error of a float
-MOST: Final = -_LEAST
-_SMALLER: Final = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
+_LEAST_NUMBER: Final = 1024 - 2**63  # 64 bits, minus the rounding error of a float
+MOST_NUMBER: Final = -_LEAST_NUMBER
+_TOO_SMALL: Final = re.compile(r"-\d{19}|-\d[\d.]*[eE]")
 _NAMED_ESCAPE: Final = re.compile(r"\\[pPxu]\{")
 _COUNT: Final = re.compile(r"\{(\d*)(,?)(\d*)\}")
 
@@ -107,9 +108,9 @@ def enforced_value(keyword: str, value: Any) -> Any:
     """Convert a well-typed value for llguidance: counts to integers, bounds to the 64-bit range."""
     match keyword:
         case "minimum" | "exclusiveMinimum":
-            return max(value, _LEAST)
+            return max(value, _LEAST_NUMBER)
         case "maximum" | "exclusiveMaximum":
-            return min(value, MOST)
+            return min(value, MOST_NUMBER)
         case _:
             return int(value) if keyword in _COUNTS else value
 
@@ -128,14 +129,14 @@ def alternatives(node: Any) -> int:
     """Count the ways in which a value can match a schema, not counting references and members."""
     if not isinstance(node, dict):
         return 1
-    found = 1
+    count = 1
     for keyword in ("anyOf", "oneOf", "allOf"):
         counts = [alternatives(member) for member in node.get(keyword, ())]
         if keyword == "allOf":
-            found *= prod(counts)
+            count *= prod(counts)
         elif counts:
-            found *= sum(counts)
-    return found
+            count *= sum(counts)
+    return count
 
 
 def is_too_small(value: Any) -> bool:
@@ -146,14 +147,14 @@ def is_too_small(value: Any) -> bool:
         return any(map(is_too_small, value.values()))
     if isinstance(value, list | tuple):
         return any(map(is_too_small, value))
-    return isinstance(value, int | float) and value < _LEAST
+    return isinstance(value, int | float) and value < _LEAST_NUMBER
 
 
 def has_too_small(grammar: str) -> bool:
     """As `is_too_small`, for the text of a grammar that contains a schema. Also true if the number
     is only in a string.
     """
-    return "%json" in grammar and _SMALLER.search(grammar) is not None
+    return "%json" in grammar and _TOO_SMALL.search(grammar) is not None
 
 
 def size_of_literal(value: Any) -> int:
@@ -171,9 +172,9 @@ def repetitions(pattern: str) -> int:
     What `*` or `+` repeats counts once. For a grammar, which may contain several patterns, the
     number is an estimate.
     """
-    totals = [0]
-    last = 1
-    counted_end = 0
+    totals = [0]  # characters in each open group, the outermost first
+    last = 1  # characters of the last atom or group
+    counted_end = 0  # where the last repetition count ends
     for place, atom in atoms(pattern):
         if place < counted_end:
             continue

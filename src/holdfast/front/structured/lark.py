@@ -1,4 +1,9 @@
-"""Writes grammars in the Lark syntax of llguidance, and patterns for strings."""
+"""Writes grammars in the Lark syntax of llguidance, and patterns for strings.
+
+An expression is a piece of such a grammar, as text. A rule is a named expression; a lexeme (or
+terminal) is a named combination of regular expressions, which the lexer matches as one unit. A gap
+is optional white space.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +27,27 @@ TIME: Final = (
 _BYTE: Final = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4: Final = rf"({_BYTE}\.){{3}}{_BYTE}"
 _GROUP: Final = "[0-9a-fA-F]{1,4}"
-_LAST: Final = f"({_GROUP}:{_GROUP}|{IPV4})"
+_LAST_TWO_GROUPS: Final = f"({_GROUP}:{_GROUP}|{IPV4})"
 # As in RFC 3986: eight groups, of which the last two may be written as an IPv4 address; `::`
 # replaces one or more groups.
-_SHORTENED: Final = (
-    f"::({_GROUP}:){{5}}{_LAST}",
+_SHORTENED_IPV6: Final = (
+    f"::({_GROUP}:){{5}}{_LAST_TWO_GROUPS}",
     *(
-        f"({_GROUP}(:{_GROUP}){{0,{before}}})?::({_GROUP}:){{{4 - before}}}{_LAST}"
+        f"({_GROUP}(:{_GROUP}){{0,{before}}})?::({_GROUP}:){{{4 - before}}}{_LAST_TWO_GROUPS}"
         for before in range(5)
     ),
     f"({_GROUP}(:{_GROUP}){{0,5}})?::{_GROUP}",
     f"({_GROUP}(:{_GROUP}){{0,6}})?::",
 )
-IPV6: Final = f"(({_GROUP}:){{6}}{_LAST}|{'|'.join(_SHORTENED)})"
+IPV6: Final = f"(({_GROUP}:){{6}}{_LAST_TWO_GROUPS}|{'|'.join(_SHORTENED_IPV6)})"
 
-_END: Final = "[A-Za-z0-9]"
-_INNER: Final = r"[A-Za-z0-9\-]"
+_LABEL_END: Final = "[A-Za-z0-9]"
+_LABEL_INNER: Final = r"[A-Za-z0-9\-]"
 # A label has at most 63 characters. Its third and fourth characters may both be hyphens only after
 # `xn` (RFC 5890).
 _LABEL: Final = (
-    rf"({_END}({_END}|{_INNER}{_END}|{_INNER}{{2}}{_END}|{_INNER}({_END}{_INNER}|\-{_END}){_INNER}{{0,58}}{_END})?"
-    rf"|[Xx][Nn]\-\-{_END}({_INNER}{{0,57}}{_END})?)"
+    rf"({_LABEL_END}({_LABEL_END}|{_LABEL_INNER}{_LABEL_END}|{_LABEL_INNER}{{2}}{_LABEL_END}|{_LABEL_INNER}({_LABEL_END}{_LABEL_INNER}|\-{_LABEL_END}){_LABEL_INNER}{{0,58}}{_LABEL_END})?"
+    rf"|[Xx][Nn]\-\-{_LABEL_END}({_LABEL_INNER}{{0,57}}{_LABEL_END})?)"
 )
 HOSTNAME: Final = rf"{_LABEL}(\.{_LABEL})*"
 
@@ -55,7 +60,7 @@ EXACT: Final = {
 }
 """Patterns for formats that llguidance enforces only loosely."""
 # highest `maxLength` that is enforced; each character becomes a state of the lexer
-_MOST_COUNTED: Final = 10_000
+_MOST_COUNTED_CHARACTERS: Final = 10_000
 _RAW_FORMATS: Final = {
     "date": DATE,
     "time": TIME,
@@ -70,7 +75,7 @@ _RAW_FORMATS: Final = {
 """Patterns of formats for strings outside of JSON. They are simpler and allow only valid values."""
 
 # Indentation of JSON: at most four spaces or one tab per level
-_SPACES_A_LEVEL: Final = 4
+_SPACES_PER_LEVEL: Final = 4
 # A value may be nested in others that are not part of its schema: the arguments of a call are nested
 # in the call, which may be in a list of calls.
 _LEVELS_AROUND: Final = 1
@@ -96,7 +101,7 @@ _NO_UNICODE_ESCAPES: Final = {"json_allowed_escapes": 'nrbtf\\"'}
 
 def members(
     rules: Rules,
-    given: Mapping[str, str],
+    expressions: Mapping[str, str],
     *,
     required: frozenset[str],
     separator: str,
@@ -105,19 +110,24 @@ def members(
     """An expression for the members of an object: all that are required, and any of the others, in
     the given order.
 
-    given: an expression for each member, by name. others: an expression for further members, of
+    expressions: one for each member, by name. others: an expression for further members, of
     which any number may come last; empty if there are none.
     """
     between = f"{separator} " if separator else ""
-    tail = f"({between}{others})*" if others else ""  # further members after a member
-    head = f"({others} {tail})?" if others else ""  # further members at the beginning
-    for name, member in reversed([*given.items()]):
+    # what follows a member, and what an object without earlier members begins with; both are built
+    # from the last member to the first
+    tail = f"({between}{others})*" if others else ""
+    head = f"({others} {tail})?" if others else ""
+    for name, member in reversed([*expressions.items()]):
         if name in required:
             tail, head = f"{between}{member} {tail}", f"{member} {tail}"
         else:
-            follows = rules.rule(tail or literal(""))
-            leads = rules.rule(head or literal(""))
-            tail, head = f"({between}{member})? {follows}", f"({member} {follows} | {leads})"
+            tail_rule = rules.rule(tail or literal(""))
+            head_rule = rules.rule(head or literal(""))
+            tail, head = (
+                f"({between}{member})? {tail_rule}",
+                f"({member} {tail_rule} | {head_rule})",
+            )
     return head
 
 
@@ -138,7 +148,7 @@ class Rules:
         self.marker_ids = marker_ids
         self._message_ends = message_ends
         self._turn_ends = turn_ends
-        self._names: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # of rules and lexemes, by their spelling and body
         self._lines: list[str] = []
         self._token_splitter = re.compile(
             "(" + "|".join(map(re.escape, sorted(marker_ids, key=len, reverse=True))) + ")"
@@ -149,11 +159,11 @@ class Rules:
 
         is_lazy: whether the rule is one lexeme that ends as soon as possible.
         """
-        return self._named(body, "r{}[lazy]" if is_lazy else "r{}")
+        return self._add_named(body, "r{}[lazy]" if is_lazy else "r{}")
 
     def terminal(self, body: str) -> str:
         """Add a lexeme of regular expressions combined with `&` and `~`, and return its name."""
-        return self._named(body, "T{}")
+        return self._add_named(body, "T{}")
 
     def open_rule(self) -> str:
         """Return a name for a rule that refers to itself; its body is added by `close_rule`."""
@@ -186,6 +196,10 @@ class Rules:
         pieces = (self.literal(piece) if piece else "" for piece in _PLACES_OF_GAPS.split(text))
         return f" {gap} ".join(pieces).strip()
 
+    def optional_space(self) -> str:
+        """An expression for the white space that may be next to markup, or none."""
+        return self.markup(" ")
+
     def before_end(self, closing: str) -> str:
         """The closing markup of an answer, up to its end marker if it contains one.
 
@@ -203,16 +217,16 @@ class Rules:
         """An expression for a marker that is a single token."""
         return f"<[{self.marker_ids[marker]}]>"
 
-    def split_at_token(self, marker: str) -> tuple[str, str, str]:
+    def split_at_token(self, text: str) -> tuple[str, str, str]:
         """Cut a text at the first marker that is a single token.
 
         Returns the text before the marker, the marker, and the text after it. Without a
         marker, returns the whole text and two empty strings.
         """
         if not self.marker_ids:
-            return marker, "", ""
-        before, *rest = self._token_splitter.split(marker, maxsplit=1)
-        return (before, rest[0], rest[1]) if rest else (marker, "", "")
+            return text, "", ""
+        before, *rest = self._token_splitter.split(text, maxsplit=1)
+        return (before, rest[0], rest[1]) if rest else (text, "", "")
 
     def text_before(
         self, end: str, *, content: Sequence[str] = (ANY,), never: Iterable[str] = ()
@@ -244,7 +258,11 @@ class Rules:
         """Return the text of the grammar that begins with this expression."""
         return "\n".join((f"start: {start}", *self._lines)) + "\n"
 
-    def _named(self, body: str, spelling: str) -> str:
+    def _add_named(self, body: str, spelling: str) -> str:
+        """Add a line to the grammar, unless it is there, and return its name.
+
+        spelling: the name, with braces for a number.
+        """
         key = spelling + body
         if key not in self._names:
             self._names[key] = spelling.format(len(self._names))
@@ -276,7 +294,10 @@ def json_value(schema: Any, *, levels_around: int = _LEVELS_AROUND) -> str:
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     definitions = schema.get("$defs", {})
-    levels = _levels_of(schema, _MOST_LEVELS, definitions=definitions, known={}) + levels_around
+    levels = (
+        _nesting_levels(schema, _MOST_LEVELS, definitions=definitions, levels_by_node={})
+        + levels_around
+    )
     schema = _with_exact_formats(_with_plain_names(schema))
     escapes = _NO_UNICODE_ESCAPES if _may_disguise_a_name(schema) else _UNICODE_ESCAPES
     options = {"whitespace_pattern": white_space(levels), **_JSON_OPTIONS, **escapes}
@@ -291,31 +312,39 @@ def white_space(levels: int = _MOST_LEVELS) -> str:
     values.
     """
     levels = min(levels, _MOST_LEVELS)
-    return rf"( |\n( {{0,{levels * _SPACES_A_LEVEL}}}|\t{{0,{levels}}}))?"
+    return rf"( |\n( {{0,{levels * _SPACES_PER_LEVEL}}}|\t{{0,{levels}}}))?"
 
 
-def _levels_of(
-    node: Any, max_levels: int, *, definitions: Mapping[str, Any], known: dict[tuple[int, int], int]
+def _nesting_levels(
+    node: Any,
+    max_levels: int,
+    *,
+    definitions: Mapping[str, Any],
+    levels_by_node: dict[tuple[int, int], int],
 ) -> int:
     """The nesting depth of objects and lists in a value of a schema, up to `max_levels`. Undeclared
     members do not count: they may be deeper, but are then indented less.
 
-    definitions: the schema's `$defs`. known: a cache of results, because definitions are referenced
-    often.
+    definitions: the schema's `$defs`. levels_by_node: a cache of results, because definitions are
+    referenced often.
     """
     if not isinstance(node, Mapping) or max_levels <= 0:
         return 0
-    if (key := (id(node), max_levels)) in known:
-        return known[key]
-    known[key] = 0  # for a definition that only refers to itself
+    if (key := (id(node), max_levels)) in levels_by_node:
+        return levels_by_node[key]
+    levels_by_node[key] = 0  # for a definition that only refers to itself
 
     def levels_of(inner: Any, max_levels: int) -> int:
-        return _levels_of(inner, max_levels, definitions=definitions, known=known)
+        return _nesting_levels(
+            inner, max_levels, definitions=definitions, levels_by_node=levels_by_node
+        )
 
-    inside = [inner for keyword in MAPS for inner in node.get(keyword, {}).values()]
-    inside += [*node.get("prefixItems", ()), *(node.get(keyword) for keyword in SINGLES)]
+    member_schemas = [inner for keyword in MAPS for inner in node.get(keyword, {}).values()]
+    member_schemas += [*node.get("prefixItems", ()), *(node.get(keyword) for keyword in SINGLES)]
     levels = [
-        1 + levels_of(inner, max_levels - 1) for inner in inside if isinstance(inner, Mapping)
+        1 + levels_of(inner, max_levels - 1)
+        for inner in member_schemas
+        if isinstance(inner, Mapping)
     ]
     for keyword in ("anyOf", "oneOf", "allOf"):
         levels += [levels_of(inner, max_levels) for inner in node.get(keyword, ())]
@@ -324,8 +353,8 @@ def _levels_of(
     if not levels and not {"enum", "const"} & node.keys():
         is_nested = bool({"object", "array"} & {*(named_types(node) or ("object",))})
         levels.append(max_levels if is_nested else 0)  # any object or list
-    known[key] = min(max_levels, max(levels, default=0))
-    return known[key]
+    levels_by_node[key] = min(max_levels, max(levels, default=0))
+    return levels_by_node[key]
 
 
 def _may_disguise_a_name(schema: Mapping[str, Any]) -> bool:
@@ -351,43 +380,44 @@ def _with_plain_names(schema: Any) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    found = _with_each_subschema(schema, _with_plain_names)
-    is_named = bool(found.get("properties") or found.get("required"))
-    is_open = found.get("additionalProperties", True) in (True, {})
-    if is_named and is_open and not found.get("patternProperties"):
-        found |= {"patternProperties": {"": True}, "additionalProperties": False}
-    return found
+    changed = _with_each_subschema(schema, _with_plain_names)
+    is_named = bool(changed.get("properties") or changed.get("required"))
+    is_open = changed.get("additionalProperties", True) in (True, {})
+    if is_named and is_open and not changed.get("patternProperties"):
+        changed |= {"patternProperties": {"": True}, "additionalProperties": False}
+    return changed
 
 
 def _with_exact_formats(schema: Any) -> Any:
     """Give each format that llguidance enforces only loosely an exact pattern instead."""
     if not isinstance(schema, dict):
         return schema
-    found = _with_each_subschema(schema, _with_exact_formats)
-    regex = EXACT.get(found.get("format", ""))
+    changed = _with_each_subschema(schema, _with_exact_formats)
+    regex = EXACT.get(changed.get("format", ""))
     if regex is not None:
-        del found["format"]
+        del changed["format"]
         exact = {"pattern": f"^({regex})$"}
-        found |= {"allOf": [*found.get("allOf", ()), exact]} if "pattern" in found else exact
-    return found
+        changed |= {"allOf": [*changed.get("allOf", ()), exact]} if "pattern" in changed else exact
+    return changed
 
 
 def _with_each_subschema(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """A copy of a schema with each of its direct subschemas changed."""
-    found = dict(schema)
+    changed = dict(schema)
     for keyword in (*MAPS, "$defs"):
-        if keyword in found:
-            found[keyword] = {name: change(inner) for name, inner in found[keyword].items()}
+        if keyword in changed:
+            changed[keyword] = {name: change(inner) for name, inner in changed[keyword].items()}
     for keyword in (*LISTS, *SINGLES):
-        inner = found.get(keyword)
+        inner = changed.get(keyword)
         if inner is not None:
-            found[keyword] = (
+            changed[keyword] = (
                 [*map(change, inner)] if isinstance(inner, list | tuple) else change(inner)
             )
-    return found
+    return changed
 
 
 def _subschemas(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the direct subschemas of a schema, and its definitions."""
     for keyword in (*MAPS, "$defs"):
         yield from schema.get(keyword, {}).values()
     for keyword in (*LISTS, *SINGLES):
@@ -421,46 +451,47 @@ def content_of(node: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     if (values := listed_values(node)) is not None:
         listed = "|".join(escaped(value) for value in values if isinstance(value, str))
         return (f"({listed})",), ""
-    found = []
+    regexes = []
     least, most = node.get("minLength", 0), node.get("maxLength")
-    if most is not None and most > _MOST_COUNTED:
+    if most is not None and most > _MOST_COUNTED_CHARACTERS:
         return (ANY,), "maxLength"
     if least or most is not None:
-        found.append(rf"(.|\n){{{least},{'' if most is None else most}}}")
-    for keyword, known in (("format", _format), ("pattern", _whole_pattern)):
+        regexes.append(rf"(.|\n){{{least},{'' if most is None else most}}}")
+    for keyword, regex_for in (("format", _format_regex), ("pattern", _whole_string_regex)):
         if keyword in node:
-            regex = known(node[keyword])
+            regex = regex_for(node[keyword])
             if regex is None:
-                return (*found,) or (ANY,), keyword
-            found.append(regex)
-    return (*found,) or (ANY,), ""
+                return (*regexes,) or (ANY,), keyword
+            regexes.append(regex)
+    return (*regexes,) or (ANY,), ""
 
 
-def _format(name: Any) -> str | None:
+def _format_regex(name: Any) -> str | None:
+    """The pattern of a format for strings outside of JSON; None if it cannot be enforced."""
     return _RAW_FORMATS.get(name, ANY if name == "unknown" else None)
 
 
-def _whole_pattern(regex: str) -> str | None:
+def _whole_string_regex(regex: str) -> str | None:
     """Convert a pattern of JSON Schema, which matches anywhere, to one that matches whole strings.
 
     Returns None if the pattern has anchors anywhere but at the ends of its alternatives.
     """
-    found = []
-    for inner in _alternatives(regex):
-        lead, trail = ANY, ANY
-        if inner.startswith("^"):
-            inner, lead = inner[1:], ""
-        if inner.endswith("$") and not inner.endswith(r"\$"):
-            inner, trail = inner[:-1], ""
-        if any(atom in ("^", "$") for _, atom in atoms(inner)):
+    alternatives = []
+    for alternative in _regex_alternatives(regex):
+        before, after = ANY, ANY
+        if alternative.startswith("^"):
+            alternative, before = alternative[1:], ""
+        if alternative.endswith("$") and not alternative.endswith(r"\$"):
+            alternative, after = alternative[:-1], ""
+        if any(atom in ("^", "$") for _, atom in atoms(alternative)):
             return None
-        found.append(f"{lead}({inner}){trail}")
+        alternatives.append(f"{before}({alternative}){after}")
     from llguidance import regex_to_lark
 
-    return "(" + "|".join(regex_to_lark(each, use_ascii="dw") for each in found) + ")"
+    return "(" + "|".join(regex_to_lark(each, use_ascii="dw") for each in alternatives) + ")"
 
 
-def _alternatives(regex: str) -> Iterator[str]:
+def _regex_alternatives(regex: str) -> Iterator[str]:
     """Iterate over the alternatives of a regular expression, ignoring `|` inside groups."""
     start = depth = 0
     for place, atom in atoms(regex):

@@ -60,15 +60,20 @@ def clean(schema: Any, *, bounds: SchemaBounds, strict: bool) -> CleanSchema:
     strict: raise SchemaFault for a keyword that cannot be enforced, instead of leaving it out.
     SchemaFault is always raised for anything that is not a schema or exceeds the bounds.
     """
-    walk = _Walk(schema, bounds=bounds, strict=strict)
-    root = walk.schema(schema, place="#", depth=0, may_close=True)
-    if walk.definitions and isinstance(root, dict):
-        root = {**root, "$defs": walk.definitions}
-    return CleanSchema(schema=root, unenforced=tuple(walk.unenforced), origins=walk.origins)
+    cleaner = _SchemaCleaner(schema, bounds=bounds, strict=strict)
+    root = cleaner.clean_schema(schema, place="#", depth=0, may_close=True)
+    if cleaner.definitions and isinstance(root, dict):
+        root = {**root, "$defs": cleaner.definitions}
+    return CleanSchema(schema=root, unenforced=tuple(cleaner.unenforced), origins=cleaner.origins)
 
 
-class _Walk:
-    """Walks one schema. The target of a reference is walked once, at the first reference to it."""
+class _SchemaCleaner:
+    """Walks one schema and copies what a grammar enforces. The target of a reference becomes a
+    definition, at the first reference to it.
+
+    definitions: the clean definitions by name. origins, unenforced: as in `CleanSchema`. In all
+    methods, `place` is the JSON pointer of a schema, and `depth` the number of schemas around it.
+    """
 
     def __init__(self, root: Any, *, bounds: SchemaBounds, strict: bool) -> None:
         self.definitions: dict[str, Any] = {}
@@ -79,14 +84,18 @@ class _Walk:
         self._strict = strict
         # names of definitions, by the reference and by whether objects in the definition may be
         # closed, that is, may forbid properties that they do not declare
-        self._names: dict[tuple[str, bool], str] = {}
-        self._parts = 0
+        self._definition_names: dict[tuple[str, bool], str] = {}
+        self._counted_parts = 0
 
-    def schema(self, node: Any, *, place: str, depth: int, may_close: bool) -> Schema | bool:
-        self._parts += 1
+    def clean_schema(self, node: Any, *, place: str, depth: int, may_close: bool) -> Schema | bool:
+        """Return a clean copy of a schema. Raises SchemaFault.
+
+        may_close: whether an object that only lists its properties may forbid all others.
+        """
+        self._counted_parts += 1
         if isinstance(node, dict) and isinstance(node.get("enum"), list):
-            self._parts += len(node["enum"])
-        if self._parts > self._bounds.parts:
+            self._counted_parts += len(node["enum"])
+        if self._counted_parts > self._bounds.parts:
             raise SchemaFault(f"the schema has more than {self._bounds.parts} parts")
         if depth > self._bounds.depth:
             raise SchemaFault(
@@ -96,45 +105,49 @@ class _Walk:
             return node
         if not isinstance(node, dict):
             raise SchemaFault("a schema must be an object or a boolean", place=place)
-        found: Schema = {}
+        cleaned: Schema = {}
         if "$ref" in node:
-            may_close_target = may_close and _is_alone(node, "$ref")
+            may_close_target = may_close and _is_only_member_keyword(node, "$ref")
             name = self._definition(
                 node["$ref"], place=place, depth=depth, may_close=may_close_target
             )
             if name:
-                found["$ref"] = f"#/$defs/{name}"
+                cleaned["$ref"] = f"#/$defs/{name}"
         for keyword in keywords.PLAIN:
             if keyword in node and self._accept_keyword(keyword, node, place=place):
-                found[keyword] = keywords.enforced_value(keyword, node[keyword])
+                cleaned[keyword] = keywords.enforced_value(keyword, node[keyword])
         for keyword in keywords.UNSUPPORTED:
             if keyword in node and not keywords.says_nothing(keyword, node[keyword], node):
                 self._leave_out(keyword, place=place)
         for keyword, child, key in children(node, place=place):
-            alone = (
+            # otherwise, a closed subschema would forbid members that the schemas beside it describe
+            describes_members_alone = (
                 keyword not in keywords.LISTS
                 or keyword == "prefixItems"
-                or (keyword != "allOf" and _is_alone(node, keyword))
+                or (keyword != "allOf" and _is_only_member_keyword(node, keyword))
             )
-            inner = self.schema(
+            subschema = self.clean_schema(
                 child,
                 place=join_place(place, keyword, *key),
                 depth=depth + 1,
-                may_close=may_close if alone else False,
+                may_close=may_close if describes_members_alone else False,
             )
-            _put(found, keyword, key, inner)
-        if "maxLength" not in found and (longest := keywords.LONGEST.get(str(found.get("format")))):
-            found["maxLength"] = longest
+            _put_subschema(cleaned, keyword, key, subschema)
+        if "maxLength" not in cleaned and (
+            max_length := keywords.LONGEST_OF_FORMAT.get(str(cleaned.get("format")))
+        ):
+            cleaned["maxLength"] = max_length
         if may_close and _lists_its_properties(node):
-            found["additionalProperties"] = False
-        if keywords.alternatives(found) > keywords.MOST_ALTERNATIVES:
+            cleaned["additionalProperties"] = False
+        if keywords.alternatives(cleaned) > keywords.MOST_ALTERNATIVES:
             raise SchemaFault(
                 f"there are more than {keywords.MOST_ALTERNATIVES} branches in one place",
                 place=place,
             )
-        return found
+        return cleaned
 
     def _leave_out(self, keyword: str, *, place: str, reason: str = "cannot be enforced") -> None:
+        """Note that a keyword is not enforced. Raises SchemaFault in strict mode."""
         if self._strict:
             raise SchemaFault(f"the keyword {keyword!r} {reason}", place=join_place(place, keyword))
         self.unenforced.append(join_place(place, keyword))
@@ -148,7 +161,7 @@ class _Walk:
             case _ if not keywords.is_well_typed(keyword, value):
                 self._leave_out(keyword, place=place, reason="has a value of the wrong type")
                 return False
-            case "minimum" | "exclusiveMinimum" if value > keywords.MOST:
+            case "minimum" | "exclusiveMinimum" if value > keywords.MOST_NUMBER:
                 reason = "contains a number above the 64-bit range"
                 self._leave_out(keyword, place=place, reason=reason)
                 return False
@@ -195,7 +208,7 @@ class _Walk:
         where = join_place(place, "$ref")
         if not isinstance(reference, str):
             raise SchemaFault("a reference must be a string", place=where)
-        name = self._names.get((reference, may_close))
+        name = self._definition_names.get((reference, may_close))
         if name is None:
             try:
                 target = self._references.target(reference)
@@ -203,10 +216,10 @@ class _Walk:
                 reason = "does not point into the schema; other documents are not loaded"
                 self._leave_out("$ref", place=place, reason=reason)
                 return ""
-            name = self._names[reference, may_close] = f"d{len(self._names)}"
+            name = self._definition_names[reference, may_close] = f"d{len(self._definition_names)}"
             self.definitions[name] = {}
             self.origins[name] = reference if reference.startswith("#") else where
-            self.definitions[name] = self.schema(
+            self.definitions[name] = self.clean_schema(
                 target, place=self.origins[name], depth=depth + 1, may_close=may_close
             )
         return name
@@ -243,25 +256,28 @@ def children(node: Schema, *, place: str) -> Iterator[tuple[str, Any, tuple[str,
             yield keyword, value, ()
 
 
-def _put(found: Schema, keyword: str, key: tuple[str, ...], inner: Schema | bool) -> None:
+def _put_subschema(
+    cleaned: Schema, keyword: str, key: tuple[str, ...], subschema: Schema | bool
+) -> None:
+    """Put a subschema where `children` found it: `key` is its name or number, or empty."""
     if not key:
-        found[keyword] = inner
+        cleaned[keyword] = subschema
     elif keyword in keywords.MAPS:
-        found.setdefault(keyword, {})[key[0]] = inner
+        cleaned.setdefault(keyword, {})[key[0]] = subschema
     else:
-        found.setdefault(keyword, []).append(inner)
+        cleaned.setdefault(keyword, []).append(subschema)
 
 
 def _lists_its_properties(node: Schema) -> bool:
     """Whether an object seems to allow only its declared properties, although no keyword says so."""
     properties = node.get("properties")
-    opening = ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING)
-    if not isinstance(properties, dict) or any(keyword in node for keyword in opening):
+    allowing_others = ("allOf", "anyOf", "oneOf", "$ref", "if", *keywords.OPENING)
+    if not isinstance(properties, dict) or any(keyword in node for keyword in allowing_others):
         return False
     return set(strings(node.get("required"))) <= properties.keys()
 
 
-def _is_alone(node: Schema, keyword: str) -> bool:
+def _is_only_member_keyword(node: Schema, keyword: str) -> bool:
     """Whether no other keyword of a schema describes members.
 
     If so, the subschemas of this keyword may forbid members that they do not declare.

@@ -24,8 +24,8 @@ from holdfast.machine.retention_clock import RetentionClock
 
 # the finest distinguished duration, and the buckets per doubling: a percentile is exact up to
 # the width of a bucket, a factor of 1.19
-LEAST: Final = 1e-5
-PER_DOUBLING: Final = 4
+LEAST_VALUE: Final = 1e-5
+BUCKETS_PER_DOUBLING: Final = 4
 LAST_BUCKET: Final = 160  # up to 1.1e7: for durations in seconds and for tokens per second
 MOST_MODELS = 32
 MOST_BYTES = 4 << 20  # of all cells that are over
@@ -39,16 +39,16 @@ RangeName: TypeAlias = Literal["15m", "1h", "6h", "24h", "7d"]
 
 def bucket_of(value: float) -> int:
     """The bucket of a value: the first one whose upper bound is not below the value."""
-    if value <= LEAST:
+    if value <= LEAST_VALUE:
         return 0
-    return min(LAST_BUCKET, math.ceil(math.log2(value / LEAST) * PER_DOUBLING))
+    return min(LAST_BUCKET, math.ceil(math.log2(value / LEAST_VALUE) * BUCKETS_PER_DOUBLING))
 
 
 def bucket_bound(bucket: float) -> float:
     """The upper bound of a bucket, which is the lower bound of the next one. Between two whole
     numbers lie the values within a bucket.
     """
-    return LEAST * math.exp2(bucket / PER_DOUBLING)
+    return LEAST_VALUE * math.exp2(bucket / BUCKETS_PER_DOUBLING)
 
 
 class Distribution(msgspec.Struct, array_like=True):
@@ -65,13 +65,17 @@ class Distribution(msgspec.Struct, array_like=True):
 
     def add_all(self, values: Sequence[float]) -> None:
         """Count many values; twice as fast as one by one."""
-        found = Counter(
-            [math.ceil(math.log2(value / LEAST) * PER_DOUBLING) for value in values if value > 0]
+        new_counts = Counter(
+            [
+                math.ceil(math.log2(value / LEAST_VALUE) * BUCKETS_PER_DOUBLING)
+                for value in values
+                if value > 0
+            ]
         )
-        for bucket, count in found.items():
-            place = min(LAST_BUCKET, max(0, bucket))
-            self.counts[place] = self.counts.get(place, 0) + count
-        if zeros := len(values) - found.total():
+        for bucket, count in new_counts.items():
+            clamped_bucket = min(LAST_BUCKET, max(0, bucket))
+            self.counts[clamped_bucket] = self.counts.get(clamped_bucket, 0) + count
+        if zeros := len(values) - new_counts.total():
             self.counts[0] = self.counts.get(0, 0) + zeros
         self.total += sum(values)
 
@@ -87,12 +91,12 @@ class Distribution(msgspec.Struct, array_like=True):
         """
         buckets = sorted(self.counts)
         rank = max(1, math.ceil(share * sum(self.counts.values())))
-        before = 0
+        lower_count = 0
         for bucket in buckets:
             count = self.counts[bucket]
-            if before + count >= rank:
-                return bucket_bound(bucket - 1 + (rank - before - 0.5) / count)
-            before += count
+            if lower_count + count >= rank:
+                return bucket_bound(bucket - 1 + (rank - lower_count - 0.5) / count)
+            lower_count += count
         raise AssertionError("a rank is at most the number of values")
 
 
@@ -164,47 +168,49 @@ class Cell(msgspec.Struct, array_like=True):
 
     def add_duration(self, phase: PhaseName, seconds: float) -> None:
         """Count one duration."""
-        self._phase(phase).add(seconds)
+        self._distribution_of(phase).add(seconds)
 
     def merge(self, other: Cell) -> None:
         """Add everything of another cell."""
-        for name in _COUNTS:
+        for name in _COUNT_FIELDS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for phase, distribution in other.phases.items():
-            self._phase(phase).merge(distribution)
+            self._distribution_of(phase).merge(distribution)
         self.speed.merge(other.speed)
 
     def figures(self) -> PerformanceFigures:
         """The counts, and the percentiles of all phases."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in _COUNTS}
-        values |= {name: _seconds(each) for name, each in self.phases.items()}
-        return PerformanceFigures(**values, speed=_speeds(self.speed))
+        values: dict[str, Any] = {name: getattr(self, name) for name in _COUNT_FIELDS}
+        values |= {name: _seconds_percentiles(each) for name, each in self.phases.items()}
+        return PerformanceFigures(**values, speed=_speed_percentiles(self.speed))
 
-    def _phase(self, phase: PhaseName) -> Distribution:
-        found = self.phases.get(phase)
-        if found is None:
-            found = self.phases[phase] = Distribution()
-        return found
-
-
-_COUNTS = tuple(name for name in Cell.__struct_fields__ if name not in ("phases", "speed"))
+    def _distribution_of(self, phase: PhaseName) -> Distribution:
+        """The durations of a phase, which may be empty."""
+        distribution = self.phases.get(phase)
+        if distribution is None:
+            distribution = self.phases[phase] = Distribution()
+        return distribution
 
 
-def _seconds(values: Distribution) -> Seconds:
-    return Seconds(**_summary(values, p50=0.5, p95=0.95, p99=0.99))
+_COUNT_FIELDS = tuple(name for name in Cell.__struct_fields__ if name not in ("phases", "speed"))
 
 
-def _speeds(values: Distribution) -> Speeds | None:
-    return Speeds(**_summary(values, p50=0.5, p5=0.05, p1=0.01)) if values.counts else None
+def _seconds_percentiles(values: Distribution) -> Seconds:
+    return Seconds(**_percentiles(values, p50=0.5, p95=0.95, p99=0.99))
 
 
-def _summary(values: Distribution, **shares: float) -> dict[str, Any]:
+def _speed_percentiles(values: Distribution) -> Speeds | None:
+    return Speeds(**_percentiles(values, p50=0.5, p5=0.05, p1=0.01)) if values.counts else None
+
+
+def _percentiles(values: Distribution, **shares: float) -> dict[str, Any]:
+    """The count, the mean, and the percentile of each share, by its name. There must be a value."""
     count = sum(values.counts.values())
-    figures = {name: _rounded(values.percentile(share)) for name, share in shares.items()}
-    return {"count": count, "mean": _rounded(values.total / count), **figures}
+    figures = {name: _with_four_digits(values.percentile(share)) for name, share in shares.items()}
+    return {"count": count, "mean": _with_four_digits(values.total / count), **figures}
 
 
-def _rounded(value: float) -> float:
+def _with_four_digits(value: float) -> float:
     """Four digits, so that answers and files stay short."""
     return float(f"{value:.4g}")
 
@@ -301,46 +307,50 @@ class _CellSeries:
         self.finished: deque[FinishedCell] = deque(
             finished, maxlen=RETENTION_SECONDS[length] // length + 1
         )
-        self._open: _CurrentCell | None = None
+        self._current: _CurrentCell | None = None
 
-    def at(self, now: float) -> Cell:
-        """The cell of this time."""
+    def cell_at(self, now: float) -> Cell:
+        """The cell of this time, which becomes the current one; the one before it is packed."""
         start = int(now // self.length) * self.length
-        if self._open is None or self._open.start != start:
+        if self._current is None or self._current.start != start:
             self.finished.extend(self._packed_current())
-            self._open = _CurrentCell(start)
-        return self._open.cell
+            self._current = _CurrentCell(start)
+        return self._current.cell
 
     def expire(self, now: float) -> None:
-        """Forget what is too old."""
+        """Forget the cells that ended too long ago. now: as RetentionClock counts."""
         while self.finished and self.finished[0].start + RETENTION_SECONDS[self.length] <= now:
             self.finished.popleft()
-        if self._open is not None and self._open.start + RETENTION_SECONDS[self.length] <= now:
-            self._open = None
+        if (
+            self._current is not None
+            and self._current.start + RETENTION_SECONDS[self.length] <= now
+        ):
+            self._current = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.finished and self._open is None
+        return not self.finished and self._current is None
 
     def packed(self) -> list[FinishedCell]:
-        """All cells, also the current one."""
+        """All cells as bytes, also the current one."""
         return [*self.finished, *self._packed_current()]
 
-    def within(self, first: int, until: float) -> Iterator[tuple[int, Cell]]:
-        """Yield the cells that begin in this time, and when they begin."""
+    def cells_within(self, since: int, until: float) -> Iterator[tuple[int, Cell]]:
+        """Yield the cells that begin in this time, each after the second at which it begins."""
         for each in self.finished:
-            if first <= each.start <= until:
+            if since <= each.start <= until:
                 yield each.start, msgspec.msgpack.decode(each.cell, type=Cell)
-        if self._open is not None and first <= self._open.start <= until:
-            yield self._open.start, self._open.cell
+        if self._current is not None and since <= self._current.start <= until:
+            yield self._current.start, self._current.cell
 
     @property
     def finished_bytes(self) -> int:
         return sum(len(each.cell) for each in self.finished)
 
     def _packed_current(self) -> Iterator[FinishedCell]:
-        if self._open is not None:
-            yield FinishedCell(self._open.start, msgspec.msgpack.encode(self._open.cell))
+        """Yield the current cell as bytes, if there is one."""
+        if self._current is not None:
+            yield FinishedCell(self._current.start, msgspec.msgpack.encode(self._current.cell))
 
 
 class PerformanceHistory:
@@ -359,24 +369,25 @@ class PerformanceHistory:
         """clock: the time in seconds since 1970."""
         self._clock = clock
         self._retention = RetentionClock(wall=clock, steady=steady)
-        self._models: dict[str, dict[int, _CellSeries]] = {}  # the latest used model last
-        self._bounded_at = 0.0
+        # by model, the latest used one last, and by the length of the cells in seconds
+        self._models: dict[str, dict[int, _CellSeries]] = {}
+        self._limits_enforced_at = 0.0
         # called after each change
         self.on_change: Callable[[], None] = lambda: None
 
     def add(self, model: str, cell: Cell) -> None:
         """Add what a model has just done."""
         now = self._clock()
-        lines = self._models.pop(model, None) or {
+        series_by_length = self._models.pop(model, None) or {
             length: _CellSeries(length) for length in RETENTION_SECONDS
         }
-        self._models[model] = lines
+        self._models[model] = series_by_length
         if len(self._models) > MOST_MODELS:
             del self._models[next(iter(self._models))]
-        for line in lines.values():
-            line.at(now).merge(cell)
-        if not self._bounded_at <= now < self._bounded_at + min(RETENTION_SECONDS):
-            self._bounded_at = now
+        for series in series_by_length.values():
+            series.cell_at(now).merge(cell)
+        if not self._limits_enforced_at <= now < self._limits_enforced_at + min(RETENTION_SECONDS):
+            self._limits_enforced_at = now
             self._enforce_limits()
         self.on_change()
 
@@ -387,33 +398,35 @@ class PerformanceHistory:
 
     def report(self, range_name: RangeName, *, model: str | None = None) -> Performance:
         """The figures of a range of time, of one model or of all."""
-        wanted = RANGES[range_name]
+        time_range = RANGES[range_name]
         now = self._clock()
-        step = wanted.point_seconds
-        first = (int(now // step) + 1) * step - wanted.seconds
+        point_seconds = time_range.point_seconds
+        since = (int(now // point_seconds) + 1) * point_seconds - time_range.seconds
         points: dict[int, Cell] = {}
         total = Cell()
         models: list[ModelPerformance] = []
-        for name, lines in self._models.items():
-            of_model = Cell()
-            for start, cell in lines[wanted.cell_seconds].within(first, now):
-                of_model.merge(cell)
+        for name, series_by_length in self._models.items():
+            model_total = Cell()
+            for start, cell in series_by_length[time_range.cell_seconds].cells_within(since, now):
+                model_total.merge(cell)
                 if model in (None, name):
-                    points.setdefault(start // step * step, Cell()).merge(cell)
-            if of_model.answers or of_model.phases:
-                models.append(ModelPerformance(model=name, figures=of_model.figures()))
+                    points.setdefault(start // point_seconds * point_seconds, Cell()).merge(cell)
+            if model_total.answers or model_total.phases:
+                models.append(ModelPerformance(model=name, figures=model_total.figures()))
             if model in (None, name):
-                total.merge(of_model)
+                total.merge(model_total)
         return Performance(
             range=range_name,
             model=model,
-            since=float(first),
+            since=float(since),
             until=now,
             total=total.figures(),
             models=sorted(models, key=lambda each: each.model),
             points=[
                 PerformancePoint(
-                    at=float(at), seconds=round(min(step, now - at), 1), figures=cell.figures()
+                    at=float(at),
+                    seconds=round(min(point_seconds, now - at), 1),
+                    figures=cell.figures(),
                 )
                 for at, cell in sorted(points.items())
             ],
@@ -423,15 +436,15 @@ class PerformanceHistory:
         """Everything, to be saved."""
         self._enforce_limits()
         models = {
-            name: {length: line.packed() for length, line in lines.items()}
-            for name, lines in self._models.items()
+            name: {length: series.packed() for length, series in series_by_length.items()}
+            for name, series_by_length in self._models.items()
         }
         return msgspec.msgpack.encode(_Contents(version=VERSION, models=models))
 
     def restore(self, packed: bytes) -> None:
-        """Take in what `packed` has returned, in place of everything.
+        """Replace the history by a saved one, which `serialize` returned.
 
-        Raises msgspec.DecodeError if that is something else.
+        Raises msgspec.DecodeError if it cannot be read.
         """
         contents = msgspec.msgpack.decode(packed, type=_Contents)
         if contents.version != VERSION:
@@ -443,27 +456,32 @@ class PerformanceHistory:
             }
             for name, finished in contents.models.items()
         }
-        lines = [line for each in self._models.values() for line in each.values()]
+        all_series = [series for each in self._models.values() for series in each.values()]
         self._retention.start_from_stamps(
-            cell.start + line.length for line in lines for cell in line.finished
+            cell.start + series.length for series in all_series for cell in series.finished
         )
         self._enforce_limits()
 
     def _enforce_limits(self) -> None:
+        """Forget what is too old or too much, and models without cells."""
         now = self._retention()
-        for name, lines in list(self._models.items()):
-            for line in lines.values():
-                line.expire(now)
-            if all(line.is_empty for line in lines.values()):
+        for name, series_by_length in list(self._models.items()):
+            for series in series_by_length.values():
+                series.expire(now)
+            if all(series.is_empty for series in series_by_length.values()):
                 del self._models[name]
         while len(self._models) > MOST_MODELS:
             del self._models[next(iter(self._models))]
-        all_lines = [line for lines in self._models.values() for line in lines.values()]
-        too_many = sum(line.finished_bytes for line in all_lines) - MOST_BYTES
-        while too_many > 0:
-            oldest = min((line for line in all_lines if line.finished), key=_oldest_start)
-            too_many -= len(oldest.finished.popleft().cell)
+        all_series = [
+            series
+            for series_by_length in self._models.values()
+            for series in series_by_length.values()
+        ]
+        excess_bytes = sum(series.finished_bytes for series in all_series) - MOST_BYTES
+        while excess_bytes > 0:
+            oldest = min((series for series in all_series if series.finished), key=_oldest_start)
+            excess_bytes -= len(oldest.finished.popleft().cell)
 
 
-def _oldest_start(line: _CellSeries) -> int:
-    return line.finished[0].start
+def _oldest_start(series: _CellSeries) -> int:
+    return series.finished[0].start

@@ -23,7 +23,7 @@ SAVE_SECONDS = 300.0
 SUFFIX = ".history"
 _MAGIC: Final = b"HFHIST1\n"
 _CHECKSUM_BYTES = 4
-_LONGEST_BYTES = 2 * MOST_BYTES  # the cells, their frame, and the current cells
+_LONGEST_BYTES = 2 * MOST_BYTES  # of the file: finished cells, current cells, and their names
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class HistoryFile:
         self._history = history
         self._path = path
         self._lock: int | None = None  # file descriptor of the lock; None: not open
-        self._timer: asyncio.TimerHandle | None = None  # set while a save is due
-        self._saving: asyncio.Task[None] | None = None  # the latest save
+        self._save_timer: asyncio.TimerHandle | None = None  # set while a save is due
+        self._save_task: asyncio.Task[None] | None = None  # the latest save
         self._has_changed = False  # since the last save
 
     def open(self) -> None:
@@ -60,14 +60,14 @@ class HistoryFile:
         except OSError as error:
             _log.warning("the history of the performance cannot be kept: %s", error)
             return
-        self._history.on_change = self._changed
+        self._history.on_change = self._note_change
 
     async def close(self) -> None:
         """Save what has changed, and let another server use the file."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._saving is not None:
-            await self._saving
+        if self._save_timer is not None:
+            self._save_timer.cancel()
+        if self._save_task is not None:
+            await self._save_task
         if self._lock is None:
             return
         await self._save()
@@ -76,10 +76,11 @@ class HistoryFile:
         self._history.on_change = lambda: None
 
     def _read(self) -> None:
+        """Restore the history from the file, if there is one and it is not damaged."""
         with contextlib.suppress(FileNotFoundError), open_regular(self._path) as file:
             content = file.read(_LONGEST_BYTES + 1)
             try:
-                self._history.restore(_checked(content))
+                self._history.restore(_saved_history(content))
             except msgspec.DecodeError as error:
                 _log.warning(
                     "the history of the performance starts empty, because %s is damaged: %s",
@@ -87,17 +88,19 @@ class HistoryFile:
                     error,
                 )
 
-    def _changed(self) -> None:
+    def _note_change(self) -> None:
+        """Save the history some minutes from now, after its first change since the last save."""
         self._has_changed = True
-        if self._timer is None:
+        if self._save_timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(SAVE_SECONDS, self._begin_to_save)
+            self._save_timer = loop.call_later(SAVE_SECONDS, self._begin_to_save)
 
     def _begin_to_save(self) -> None:
-        self._timer = None
-        self._saving = asyncio.create_task(self._save(), name="history is saved")
+        self._save_timer = None
+        self._save_task = asyncio.create_task(self._save(), name="history is saved")
 
     async def _save(self) -> None:
+        """Write the file if the history has changed. A failure is logged."""
         if not self._has_changed:
             return
         self._has_changed = False
@@ -110,7 +113,7 @@ class HistoryFile:
 
 
 def write_history(path: Path, packed: bytes) -> None:
-    """Replace the file by the result of `PerformanceHistory.packed`. Raises OSError."""
+    """Replace the file. packed: the result of `PerformanceHistory.serialize`. Raises OSError."""
     checksum = zlib.crc32(packed).to_bytes(_CHECKSUM_BYTES, "big")
     with atomic_write(path) as file:
         file.write(_MAGIC + checksum + packed)
@@ -118,7 +121,7 @@ def write_history(path: Path, packed: bytes) -> None:
         sync_to_drive(file.fileno())
 
 
-def _checked(content: bytes) -> bytes:
+def _saved_history(content: bytes) -> bytes:
     """The saved history. Raises msgspec.DecodeError if it is damaged."""
     head = len(_MAGIC) + _CHECKSUM_BYTES
     packed = content[head:]

@@ -21,7 +21,7 @@ LEVELS: tuple[LevelName, ...] = get_args(LevelName)
 MOST_LINES = 2000
 MOST_CHARACTERS = 1 << 20
 LONGEST_LINE = 8000  # characters
-_NUMBERS = logging.getLevelNamesMapping()
+_LEVEL_NUMBERS = logging.getLevelNamesMapping()
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class LogRing(logging.Handler):
         super().__init__()
         self._lines: deque[LogLine] = deque(maxlen=MOST_LINES)
         self._characters = 0  # in all kept lines
-        self._number = 0  # of the latest line
+        self._latest_number = 0  # of the latest line
         self._formatter = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -59,11 +59,11 @@ class LogRing(logging.Handler):
             self.handleError(record)
             return
         if len(self._lines) == MOST_LINES:
-            self._drop()
+            self._drop_oldest()
         self._lines.append(line)
         self._characters += len(line.text)
         while self._characters > MOST_CHARACTERS:
-            self._drop()
+            self._drop_oldest()
 
     def lines(
         self, *, after: int = 0, level: LevelName = "debug", request_id: str = "", text: str = ""
@@ -75,25 +75,26 @@ class LogRing(logging.Handler):
         """
         self.acquire()
         try:
-            found = [*dropwhile(lambda line: line.number <= after, self._lines)]
+            new_lines = [*dropwhile(lambda line: line.number <= after, self._lines)]
         finally:
             self.release()
-        wanted = text.casefold()
-        least = LEVELS.index(level)
+        folded_text = text.casefold()
+        lowest_level = LEVELS.index(level)
         return [
             line
-            for line in found
-            if LEVELS.index(line.level) >= least
+            for line in new_lines
+            if LEVELS.index(line.level) >= lowest_level
             and (not request_id or request_id == line.request_id or request_id in line.text)
-            and (not wanted or wanted in f"{line.logger} {line.text}".casefold())
+            and (not folded_text or folded_text in f"{line.logger} {line.text}".casefold())
         ]
 
     @property
     def latest_number(self) -> int:
         """The number of the latest line; 0 if there is none."""
-        return self._number
+        return self._latest_number
 
     def _line_of(self, record: logging.LogRecord) -> LogLine:
+        """Convert a record, and count it. Raises if the message does not fit its arguments."""
         if isinstance(record.msg, RequestRecord):
             request_id = record.msg.request_id
             text = record.msg.line
@@ -105,9 +106,9 @@ class LogRing(logging.Handler):
             text = "\n".join((text, *(escaped(part) for part in trace.split("\n"))))
         if len(text) > LONGEST_LINE:
             text = f"{text[:LONGEST_LINE]}… ({len(text) - LONGEST_LINE:,} more characters)"
-        self._number += 1
+        self._latest_number += 1
         return LogLine(
-            number=self._number,
+            number=self._latest_number,
             time=record.created,
             level=_level_name(record.levelno),
             logger=record.name,
@@ -115,11 +116,11 @@ class LogRing(logging.Handler):
             text=text,
         )
 
-    def _drop(self) -> None:
+    def _drop_oldest(self) -> None:
         self._characters -= len(self._lines.popleft().text)
 
 
 def _level_name(level: int) -> LevelName:
     """The highest level that is not above this number."""
-    reached = (name for name in LEVELS[::-1] if level >= _NUMBERS[name.upper()])
-    return next(reached, LEVELS[0])
+    reached_levels = (name for name in LEVELS[::-1] if level >= _LEVEL_NUMBERS[name.upper()])
+    return next(reached_levels, LEVELS[0])

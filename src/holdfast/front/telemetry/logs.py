@@ -73,6 +73,7 @@ class LogFile(logging.handlers.RotatingFileHandler):
             self._lock_file = -1
 
     def _open(self) -> TextIOWrapper:
+        """Open the current file, which only its owner can read. Logging also calls this to rotate."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         return TextIOWrapper(
             os.fdopen(os.open(self.baseFilename, flags, 0o600), "ab"), encoding="utf-8"
@@ -86,10 +87,10 @@ def open_log_file(
 
     folder, name: the folder and the name of the file if the setting is `auto`. Raises ConfigError.
     """
-    if settings.file in ("", OFF) or (settings.file == BACKGROUND and _is_read(sys.stderr)):
+    if settings.file in ("", OFF) or (settings.file == BACKGROUND and _may_be_read(sys.stderr)):
         return None
     if settings.file not in (AUTO, BACKGROUND):
-        return _opened(expanded(settings.file), settings)
+        return _open_named_file(expanded(settings.file), settings)
     try:
         for number in range(1, _MAX_FILES_PER_NAME):
             with contextlib.suppress(BlockingIOError):
@@ -106,7 +107,7 @@ def open_log_file(
     )
 
 
-def _is_read(stream: TextIO | None) -> bool:
+def _may_be_read(stream: TextIO | None) -> bool:
     """Whether the stream is a terminal, a pipe or a socket, where somebody may read it."""
     try:
         mode = os.fstat(stream.fileno()).st_mode if stream is not None else 0
@@ -115,7 +116,8 @@ def _is_read(stream: TextIO | None) -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (stream is not None and stream.isatty())
 
 
-def _opened(path: Path, settings: LogSettings) -> LogFile:
+def _open_named_file(path: Path, settings: LogSettings) -> LogFile:
+    """Open a file that the setting names. Raises ConfigError."""
     try:
         return LogFile(path, settings)
     except BlockingIOError:
@@ -128,7 +130,7 @@ def _opened(path: Path, settings: LogSettings) -> LogFile:
 
 def log_uncaught() -> None:
     """Make Python also log uncaught exceptions, because nobody may be reading standard error."""
-    before = sys.excepthook
+    original_hook = sys.excepthook
 
     def hook(
         error_type: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -138,7 +140,7 @@ def log_uncaught() -> None:
                 "unexpected error; the server exits", exc_info=(error_type, error, trace)
             )
         else:
-            before(error_type, error, trace)
+            original_hook(error_type, error, trace)
 
     sys.excepthook = hook
 
@@ -171,28 +173,30 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record as a line. Further lines of the message are indented."""
-        time_of_day = self._painted(self.formatTime(record, self.datefmt), _DIM)
-        level = self._painted(f"{record.levelname:7}", _LEVEL_COLOURS.get(record.levelno, ""))
-        line = f"{time_of_day} {level} {self._message(record)}"
+        time_of_day = self._coloured_text(self.formatTime(record, self.datefmt), _DIM)
+        level = self._coloured_text(f"{record.levelname:7}", _LEVEL_COLOURS.get(record.levelno, ""))
+        line = f"{time_of_day} {level} {self._message_text(record)}"
         if record.exc_info:
             trace = self.formatException(record.exc_info)
             line = "\n".join((line, *(escaped(each) for each in trace.split("\n"))))
         return line
 
-    def _message(self, record: logging.LogRecord) -> str:
+    def _message_text(self, record: logging.LogRecord) -> str:
+        """The text after time and level: a request's line, or the logger and its message."""
         if isinstance(record.msg, RequestRecord):
-            return self._request(record.msg)
+            return self._request_text(record.msg)
         text = _CONTINUATION.join(escaped(part) for part in record.getMessage().split("\n"))
-        return f"{self._painted(record.name + ':', _DIM)} {text}"
+        return f"{self._coloured_text(record.name + ':', _DIM)} {text}"
 
-    def _request(self, line: RequestRecord) -> str:
+    def _request_text(self, request: RequestRecord) -> str:
+        """The line of a request, with its status coloured by the kind of status."""
         if not self._coloured:
-            return str(line)
-        colour = _GREEN if line.status < 400 else _YELLOW if line.status < 500 else _RED
-        rest = str(line).removeprefix(f"{line.head} {line.status}")
-        return f"{line.head} {self._painted(str(line.status), colour)}{rest}"
+            return str(request)
+        colour = _GREEN if request.status < 400 else _YELLOW if request.status < 500 else _RED
+        after_status = str(request).removeprefix(f"{request.head} {request.status}")
+        return f"{request.head} {self._coloured_text(str(request.status), colour)}{after_status}"
 
-    def _painted(self, text: str, colour: str) -> str:
+    def _coloured_text(self, text: str, colour: str) -> str:
         return f"\x1b[{colour}m{text}\x1b[0m" if self._coloured and colour else text
 
 

@@ -50,7 +50,7 @@ _CACHE_COUNTERS = (
     ("used_ahead_tokens", "Tokens prefilled for next turns that a next turn used."),
     ("waits", "Requests that waited for the prefill of another request."),
 )
-_CACHE_SECONDS = (
+_CACHE_HISTOGRAMS = (
     ("lookup_seconds", "Lookups of prompts in the cache."),
     ("restore_seconds", "Restores of blocks from disk."),
 )
@@ -72,8 +72,8 @@ _STORE_COUNTERS = (
     ("outages", "How often the folder became unwritable."),
 )
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
-_SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-_LONG = (
+_SHORT_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LONG_BUCKETS = (
     0.001,
     0.0025,
     0.005,
@@ -93,14 +93,14 @@ _LONG = (
     300.0,
 )
 
-_GAUGES = (
+_WORKER_GAUGES = (
     ("running", "Running sequences."),
     ("queued", "Sequences queued in the worker."),
     ("kv_reserved_bytes", "KV memory reserved for running sequences."),
     ("kv_budget_bytes", "KV memory budget for running sequences."),
     ("resident_bytes", "Resident memory of the worker process."),
 )
-_COUNTERS = (
+_WORKER_COUNTERS = (
     ("steps", "Steps of the engine."),
     ("prompt_tokens", "Prompt tokens prefilled, as counted by the worker."),
     ("generated_tokens", "Tokens sampled."),
@@ -116,13 +116,13 @@ _COUNTERS = (
     ("rejected", "Sequences rejected."),
     ("quantized", "Sequences with KV quantized while they ran, because memory was short."),
 )
-_CONSTRAINED = (
+_CONSTRAINT_COUNTERS = (
     ("sequences", "Sequences with a grammar or a reasoning budget."),
     ("masks", "Token masks of grammars, one per sampled token."),
     ("mask_seconds", "Time spent filling masks, in seconds."),
     ("failures", "Sequences that ended because their grammar allowed no token."),
 )
-_IMAGES = (
+_IMAGE_COUNTERS = (
     ("encoded", "Images whose features the vision tower computed."),
     ("encode_seconds", "Time spent in the vision tower, in seconds."),
     ("reused", "Images whose features were kept from earlier."),
@@ -138,14 +138,14 @@ _REQUEST_TOKENS = (
     ),
     ("dropped_tokens", "Tokens of answers that the chat template omitted in a later turn."),
 )
-_RESIDENT = (
+_RESIDENCY_GAUGES = (
     ("loaded", "Whether the model is loaded."),
     ("leases", "Requests that use the model."),
     ("waiting", "Requests that wait for memory for the model."),
     ("footprint_bytes", "Memory of the model."),
 )
 _LEVELS = ("normal", "warning", "critical")  # of memory pressure
-_SECONDS = (("step_seconds", "Duration of the engine's steps."),)
+_WORKER_HISTOGRAMS = (("step_seconds", "Duration of the engine's steps."),)
 # (field of the figures, documentation); the metric's name ends with the field's name
 Table: TypeAlias = Iterable[tuple[str, str]]
 Label = TypeVar("Label", bound=str)
@@ -195,36 +195,42 @@ class LoopLag:
 
     def __init__(self, tick_seconds: float) -> None:
         self._lag, self._tick_seconds = Lag(), tick_seconds
-        self._served = 0  # current requests
-        self._tick: asyncio.TimerHandle | None = None
+        self._requests_in_progress = 0  # while there are some, the next tick is scheduled
+        self._next_tick: asyncio.TimerHandle | None = None
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Within the block, measure the lag, because a request is being served."""
-        self._served += 1
-        if self._tick is None:
-            self._set_tick(asyncio.get_running_loop())
+        self._requests_in_progress += 1
+        if self._next_tick is None:
+            self._schedule_tick(asyncio.get_running_loop())
         try:
             yield
         finally:
-            self._served -= 1
+            self._requests_in_progress -= 1
 
     def take_lag(self) -> Lag:
         """Return the lag since the last call, and start measuring again."""
         lag, self._lag = self._lag, Lag()
         return lag
 
-    def _set_tick(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _schedule_tick(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + self._tick_seconds
-        self._tick = loop.call_at(due, self._on_tick, loop, due, time.thread_time())
+        self._next_tick = loop.call_at(due, self._on_tick, loop, due, time.thread_time())
 
-    def _on_tick(self, loop: asyncio.AbstractEventLoop, due: float, used: float) -> None:
+    def _on_tick(
+        self, loop: asyncio.AbstractEventLoop, due: float, used_cpu_seconds: float
+    ) -> None:
+        """Measure how late a tick is.
+
+        due: when it should have come. used_cpu_seconds: of the thread, when it was scheduled.
+        """
         self._lag.late = max(self._lag.late, loop.time() - due)
-        self._lag.busy = max(self._lag.busy, time.thread_time() - used)
-        if self._served:
-            self._set_tick(loop)
+        self._lag.busy = max(self._lag.busy, time.thread_time() - used_cpu_seconds)
+        if self._requests_in_progress:
+            self._schedule_tick(loop)
         else:
-            self._tick = None
+            self._next_tick = None
 
 
 class Metrics(Collector):
@@ -253,27 +259,29 @@ class Metrics(Collector):
             "tool_call_repairs", "Repairs of malformed tool calls.", "model", "repair"
         )
         self.accept_seconds = self._histogram(
-            "accept_seconds", "Time to check, tokenize and submit a request.", _SHORT
+            "accept_seconds", "Time to check, tokenize and submit a request.", _SHORT_BUCKETS
         )
         self.queue_seconds = self._histogram(
-            "queue_seconds", "Time that a request waits in the worker before prefill.", _LONG
+            "queue_seconds",
+            "Time that a request waits in the worker before prefill.",
+            _LONG_BUCKETS,
         )
         self.prefill_seconds = self._histogram(
-            "prefill_seconds", "Time from admission to the first token.", _LONG
+            "prefill_seconds", "Time from admission to the first token.", _LONG_BUCKETS
         )
         self.decode_seconds = self._histogram(
-            "decode_seconds", "Time from the first token to the last.", _LONG
+            "decode_seconds", "Time from the first token to the last.", _LONG_BUCKETS
         )
         self.first_token_seconds = self._histogram(
             "first_token_seconds",
             "Time from the request to the first text, including all waiting.",
-            _LONG,
+            _LONG_BUCKETS,
         )
         self.inter_token_seconds = self._histogram(
-            "inter_token_seconds", "Time between two pieces of text of one choice.", _SHORT
+            "inter_token_seconds", "Time between two pieces of text of one choice.", _SHORT_BUCKETS
         )
         self.request_seconds = self._histogram(
-            "request_seconds", "Time from the request to the end of the answer.", _LONG
+            "request_seconds", "Time from the request to the end of the answer.", _LONG_BUCKETS
         )
 
     def exposition(
@@ -303,16 +311,16 @@ class Metrics(Collector):
                 "Largest CPU time of one event loop round, since the last scrape.",
                 value=lag.busy,
             ),
-            _by_model(
+            _family_by_model(
                 GaugeMetricFamily, "holdfast_load_seconds", "Time to load the model.", load_seconds
             ),
-            _by_model(
+            _family_by_model(
                 CounterMetricFamily,
                 "holdfast_resumed_streams",
                 "Answers that another worker continued after a crash.",
                 resumed,
             ),
-            _labelled(
+            _counter_with_label(
                 "holdfast_worker_restarts", "Workers that were replaced.", "cause", restarts or {}
             ),
             *_residency_families(residency or {}),
@@ -336,14 +344,16 @@ class Metrics(Collector):
 
 def _residency_families(residency: Mapping[str, ResidencyFigures]) -> Iterator[Metric]:
     """Yield metrics about which models are loaded and how long requests waited."""
-    yield from _plain(GaugeMetricFamily, "holdfast_model_", _RESIDENT, residency)
-    yield _labelled(
+    yield from _families_of_table(
+        GaugeMetricFamily, "holdfast_model_", _RESIDENCY_GAUGES, residency
+    )
+    yield _counter_with_label(
         "holdfast_model_changes",
         "Loads, failed loads, and unloads by reason.",
         "change",
         {model: figures.changes for model, figures in residency.items()},
     )
-    yield _labelled(
+    yield _counter_with_label(
         "holdfast_model_wait_seconds",
         "Time that requests waited for memory, or for the load.",
         "for",
@@ -356,14 +366,14 @@ def _pressure_families(figures: PressureFigures) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "holdfast_footprint_bytes", "Memory of all workers.", value=figures.footprint_bytes
     )
-    marks = GaugeMetricFamily(
+    watermarks = GaugeMetricFamily(
         "holdfast_footprint_watermark_bytes",
         "Memory of all workers above which the pressure is warning (first) or critical (second).",
         labels=["watermark"],
     )
-    marks.add_metric(["first"], figures.first_watermark_bytes)
-    marks.add_metric(["second"], figures.second_watermark_bytes)
-    yield marks
+    watermarks.add_metric(["first"], figures.first_watermark_bytes)
+    watermarks.add_metric(["second"], figures.second_watermark_bytes)
+    yield watermarks
     level = GaugeMetricFamily(
         "holdfast_pressure", "1 for the current level of memory pressure.", labels=["level"]
     )
@@ -379,13 +389,17 @@ def _pressure_families(figures: PressureFigures) -> Iterator[Metric]:
 
 def _worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Metric]:
     """Yield the metrics of all workers: engine and scheduler, prefix cache, store."""
-    yield from _plain(GaugeMetricFamily, "holdfast_worker_", _GAUGES, statistics)
-    yield from _plain(CounterMetricFamily, "holdfast_worker_", _COUNTERS, statistics)
+    yield from _families_of_table(GaugeMetricFamily, "holdfast_worker_", _WORKER_GAUGES, statistics)
+    yield from _families_of_table(
+        CounterMetricFamily, "holdfast_worker_", _WORKER_COUNTERS, statistics
+    )
     constraints = {model: numbers.constraints for model, numbers in statistics.items()}
-    yield from _plain(CounterMetricFamily, "holdfast_constrained_", _CONSTRAINED, constraints)
+    yield from _families_of_table(
+        CounterMetricFamily, "holdfast_constrained_", _CONSTRAINT_COUNTERS, constraints
+    )
     images = {model: numbers.images for model, numbers in statistics.items()}
-    yield from _plain(CounterMetricFamily, "holdfast_images_", _IMAGES, images)
-    yield from _histograms("holdfast_worker_", _SECONDS, statistics)
+    yield from _families_of_table(CounterMetricFamily, "holdfast_images_", _IMAGE_COUNTERS, images)
+    yield from _histograms_of_table("holdfast_worker_", _WORKER_HISTOGRAMS, statistics)
     caches = {
         model: numbers.memory for model, numbers in statistics.items() if numbers.memory is not None
     }
@@ -397,51 +411,55 @@ def _worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Met
 
 
 def _cache_families(prefix: str, caches: Mapping[str, CacheFigures]) -> Iterator[Metric]:
-    tiers: dict[str, dict[str, int]] = {}
-    ways: dict[str, dict[str, int]] = {}
+    """Yield the metrics of the prefix caches. caches: by model id."""
+    tokens_by_tier: dict[str, dict[str, int]] = {}
+    ram_tokens_by_way: dict[str, dict[str, int]] = {}
     for model, cache in caches.items():
-        moved, shared = cache.moved_tokens, cache.shared_tokens
-        tiers[model] = {"ram": cache.ram_tokens, "disk": cache.disk_tokens}
-        ways[model] = {
-            "moved": moved,
-            "shared": shared,
-            "copied": cache.ram_tokens - moved - shared,
+        moved_tokens, shared_tokens = cache.moved_tokens, cache.shared_tokens
+        tokens_by_tier[model] = {"ram": cache.ram_tokens, "disk": cache.disk_tokens}
+        ram_tokens_by_way[model] = {
+            "moved": moved_tokens,
+            "shared": shared_tokens,
+            "copied": cache.ram_tokens - moved_tokens - shared_tokens,
         }
     lookups = {model: cache.lookups for model, cache in caches.items()}
-    yield from _plain(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
-    yield _labelled(f"{prefix}reused_tokens", "Cached tokens used, by tier.", "tier", tiers)
-    yield _labelled(
+    yield from _families_of_table(GaugeMetricFamily, prefix, _CACHE_GAUGES, caches)
+    yield _counter_with_label(
+        f"{prefix}reused_tokens", "Cached tokens used, by tier.", "tier", tokens_by_tier
+    )
+    yield _counter_with_label(
         f"{prefix}reused_ram_tokens",
         "Cached tokens used from RAM, by how a request got their KV: moved, shared, copied.",
         "how",
-        ways,
+        ram_tokens_by_way,
     )
-    yield _labelled(
+    yield _counter_with_label(
         f"{prefix}lookups",
         "Requests, by the reason why no more tokens were reused.",
         "outcome",
         lookups,
     )
-    yield from _plain(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
-    yield from _histograms(prefix, _CACHE_SECONDS, caches)
+    yield from _families_of_table(CounterMetricFamily, prefix, _CACHE_COUNTERS, caches)
+    yield from _histograms_of_table(prefix, _CACHE_HISTOGRAMS, caches)
 
 
 def _store_families(stores: Mapping[str, StoreFigures]) -> Iterator[Metric]:
-    yield _by_model(
+    """Yield the metrics of the store on disk. stores: by model id."""
+    yield _family_by_model(
         GaugeMetricFamily,
         "holdfast_store_writing",
         "1: blocks are written to disk; 0: for now, they are only kept in RAM.",
         {model: float(store.mode == "writing") for model, store in stores.items()},
     )
     dropped = {model: store.dropped_blocks for model, store in stores.items()}
-    yield _labelled(
+    yield _counter_with_label(
         "holdfast_store_dropped_blocks", "Blocks that were not written to disk.", "reason", dropped
     )
-    yield from _plain(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
-    yield from _plain(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
+    yield from _families_of_table(GaugeMetricFamily, "holdfast_store_", _STORE_GAUGES, stores)
+    yield from _families_of_table(CounterMetricFamily, "holdfast_store_", _STORE_COUNTERS, stores)
 
 
-def _plain(
+def _families_of_table(
     family_type: type[GaugeMetricFamily | CounterMetricFamily],
     prefix: str,
     table: Table,
@@ -453,10 +471,10 @@ def _plain(
     """
     for name, documentation in table:
         values = {model: getattr(numbers, name) for model, numbers in figures.items()}
-        yield _by_model(family_type, prefix + name, documentation, values)
+        yield _family_by_model(family_type, prefix + name, documentation, values)
 
 
-def _by_model(
+def _family_by_model(
     family_type: type[GaugeMetricFamily | CounterMetricFamily],
     name: str,
     documentation: str,
@@ -472,7 +490,7 @@ def _by_model(
     return family
 
 
-def _labelled(
+def _counter_with_label(
     name: str, documentation: str, label: str, counts: Mapping[str, Mapping[Label, float]]
 ) -> Metric:
     """A counter with another label in addition to `model`.
@@ -486,7 +504,9 @@ def _labelled(
     return counter
 
 
-def _histograms(prefix: str, table: Table, figures: Mapping[str, object]) -> Iterator[Metric]:
+def _histograms_of_table(
+    prefix: str, table: Table, figures: Mapping[str, object]
+) -> Iterator[Metric]:
     """Yield a histogram for each field of the table, for the models that report one."""
     for name, documentation in table:
         family = HistogramMetricFamily(prefix + name, documentation, labels=["model"])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the command line imports this module, too
     from holdfast.front.telemetry.metrics import Metrics
 
 RECORD = "holdfast.record"  # key of the RequestRecord in an ASGI scope
-CLIENT_GONE = 499  # the client disconnected before the response began
+CLIENT_GONE = 499  # status of a request whose client disconnected before the response began
 _LEAST_WAIT_SECONDS = 0.05  # shorter waits are not logged
 UNKNOWN_ROUTE = "other"  # the route of unknown paths
 # the progress of a prefill is logged if its estimated duration is at least this long
@@ -62,11 +62,11 @@ PAGE_HEADER = b"x-holdfast-page"  # sent with all requests of the page
 _QUIET_FOLDER = "/page/"  # the files of the page for browsers
 _LONGEST_PATH = 200
 _LONGEST_ERROR = 160
-_GAPS_AT_ONCE = 256  # counted together, since that takes half of the time
+_GAPS_PER_BATCH = 256  # counted together, since that takes half of the time
 _LONGEST_CONTENT = 20_000  # characters of a prompt or an answer in the log
 _MIN_SPEED_SECONDS = 0.01  # an answer that arrived at once has no meaningful speed
-_COUNTED_AT_END = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
-_FIGURES = (  # fields that appear in the text of a log line
+_TOKEN_COUNTERS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
+_TEXTS_OF_FIELDS = (  # fields that appear in the text of a log line
     ("prompt_tokens", "prompt {}"),
     ("cached_tokens", "({} cached)"),
     ("answer_tokens", "answer {}"),
@@ -140,8 +140,8 @@ class RequestRecord:
         If there are several sequences, the longest wait counts.
         """
         waited = dict(self.waited)
-        for end, _ in () if self.answer is None else self.answer.ends:
-            for reason, seconds in end.timings.waited.items():
+        for choice, _ in () if self.answer is None else self.answer.ends:
+            for reason, seconds in choice.timings.waited.items():
                 waited[reason] = max(seconds, waited.get(reason, 0.0))
         return {
             reason.value: round(waited[reason], 3)
@@ -155,13 +155,13 @@ class RequestRecord:
         return (self.clock() if self.ended is None else self.ended) - self.began
 
     def __str__(self) -> str:
-        return "\n".join([self.line, *self._contents()])
+        return "\n".join([self.line, *self._content_lines()])
 
     @property
     def line(self) -> str:
         """The log line, without prompt and answers."""
         fields = self.fields
-        figures = (text.format(fields[name]) for name, text in _FIGURES if name in fields)
+        figures = (text.format(fields[name]) for name, text in _TEXTS_OF_FIELDS if name in fields)
         waits = ", ".join(f"{reason} {seconds:.2f} s" for reason, seconds in self.waits.items())
         parts = (
             self.head,
@@ -169,7 +169,7 @@ class RequestRecord:
             printable(self.model),
             *figures,
             f"(waited for {waits})" if waits else "",
-            self._end(),
+            self._ending(),
         )
         return " ".join(filter(None, parts))
 
@@ -184,7 +184,7 @@ class RequestRecord:
     @property
     def fields(self) -> dict[str, Any]:
         """All known values of the request, by name."""
-        named = {
+        values = {
             "client": self.client,
             "key": self.key,
             "method": self.method,
@@ -201,7 +201,7 @@ class RequestRecord:
         }
         if (answer := self.answer) is not None:
             first_at = answer.first_text_at
-            named |= {
+            values |= {
                 "prompt_tokens": answer.prompt_tokens,
                 "cached_tokens": answer.cached_tokens,
                 "answer_tokens": answer.tokens,
@@ -216,16 +216,18 @@ class RequestRecord:
                 "prompt": answer.prompt[:_LONGEST_CONTENT],
                 "answers": [answer.texts[index] for index in sorted(answer.texts)],
             }
-        return {name: value for name, value in named.items() if value not in (None, "", [])}
+        return {name: value for name, value in values.items() if value not in (None, "", [])}
 
-    def _end(self) -> str:
+    def _ending(self) -> str:
+        """How the request ended, in the words of the log line: aborted, an error, or the reason."""
         if self.is_aborted:
             return "aborted by the client"
         if self.error_code:
             return f"{self.error_code}: {printable(self.error_message, longest=_LONGEST_ERROR)}"
         return "" if self.answer is None else self.answer.finish_reason
 
-    def _contents(self) -> list[str]:
+    def _content_lines(self) -> list[str]:
+        """Lines with the prompt and the answers; empty unless contents are logged."""
         answer = self.answer
         if answer is None or not answer.prompt:
             return []
@@ -329,12 +331,12 @@ class AnswerRecord:
         self.progress_logged_at: float | None = None  # when progress was last logged; None: never
         self._model = ""
         self._choices_per_prompt = 1
-        self._tokens: dict[int, int] = {}  # number of tokens by choice
-        self._first_text: dict[int, float] = {}  # time of the first text, by choice
-        self._latest_text: dict[int, float] = {}  # time of the latest text, by choice
-        # seconds between two texts: the metric of all answers, those of this answer, and the latest,
-        # which are not counted in the metric yet
-        self._gaps: Histogram | None = None
+        self._tokens_by_choice: dict[int, int] = {}  # number of tokens by choice
+        self._first_text_times: dict[int, float] = {}  # time of the first text, by choice
+        self._latest_text_times: dict[int, float] = {}  # time of the latest text, by choice
+        # the seconds between two texts of a choice: the metric of all answers, those of this answer
+        # for the history, and the latest ones, which `_gaps_of_answer` does not contain yet
+        self._gap_metric: Histogram | None = None
         self._gaps_of_answer = Distribution()
         self._uncounted_gaps: list[float] = []
 
@@ -368,7 +370,7 @@ class AnswerRecord:
         self._metrics.accept_seconds.labels(model).observe(self.accept_seconds)
         self._metrics.tokens["put_back_tokens"].labels(model).inc(put_back_tokens)
         self._metrics.tokens["dropped_tokens"].labels(model).inc(dropped_tokens)
-        self._gaps = self._metrics.inter_token_seconds.labels(model)
+        self._gap_metric = self._metrics.inter_token_seconds.labels(model)
 
     def observe(self, event: OutputEvent) -> None:
         """Record one event."""
@@ -378,7 +380,7 @@ class AnswerRecord:
         elif isinstance(event, PromptProgress):
             self.progress[event.index] = event
         else:
-            self._observe_news(event, now)
+            self._observe_delta(event, now)
 
     def record_prefilled(self, model: str, prompts: Sequence[TextRead]) -> None:
         """Record prompts that were only prefilled, for example for embeddings."""
@@ -402,7 +404,7 @@ class AnswerRecord:
         """
         if self._model:
             self._metrics.request_seconds.labels(self._model).observe(self._clock() - self.began)
-            self._metrics.history.add(self._model, self._performance(waited or {}))
+            self._metrics.history.add(self._model, self._history_cell(waited or {}))
 
     @property
     def cached_tokens(self) -> int | None:
@@ -454,7 +456,7 @@ class AnswerRecord:
     @property
     def tokens(self) -> int:
         """Number of tokens in all choices so far."""
-        return sum(self._tokens.values())
+        return sum(self._tokens_by_choice.values())
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -462,11 +464,14 @@ class AnswerRecord:
 
         None if there are too few tokens, or too little time, to measure.
         """
-        following, first_text_at = self.tokens - len(self._tokens), self.first_text_at
-        if first_text_at is None or following < 1:
+        tokens_after_first, first_text_at = (
+            self.tokens - len(self._tokens_by_choice),
+            self.first_text_at,
+        )
+        if first_text_at is None or tokens_after_first < 1:
             return None
-        seconds = max(self._latest_text.values()) - first_text_at
-        return None if seconds < _MIN_SPEED_SECONDS else following / seconds
+        seconds = max(self._latest_text_times.values()) - first_text_at
+        return None if seconds < _MIN_SPEED_SECONDS else tokens_after_first / seconds
 
     @property
     def prefilled_tokens(self) -> int:
@@ -476,27 +481,27 @@ class AnswerRecord:
     @property
     def first_text_at(self) -> float | None:
         """Time of the first text of any choice; None before that."""
-        return min(self._first_text.values(), default=None)
+        return min(self._first_text_times.values(), default=None)
 
     def first_text_seconds(self, index: int) -> float | None:
         """Seconds from the request to the first text of a choice; None before that."""
-        at = self._first_text.get(index)
+        at = self._first_text_times.get(index)
         return None if at is None else at - self.began
 
-    def _observe_news(self, event: OutputDelta, now: float) -> None:
+    def _observe_delta(self, event: OutputDelta, now: float) -> None:
         """Measure when text of a choice arrives, and count its tokens, calls and repairs."""
         index = event.index
-        latest = self._latest_text.get(index)
+        latest = self._latest_text_times.get(index)
         if latest is None:
-            self._first_text[index] = now
+            self._first_text_times[index] = now
             self._metrics.first_token_seconds.labels(self._model).observe(now - self.began)
-        elif self._gaps is not None:
-            self._gaps.observe(now - latest)
+        elif self._gap_metric is not None:
+            self._gap_metric.observe(now - latest)
             self._uncounted_gaps.append(now - latest)
-            if len(self._uncounted_gaps) == _GAPS_AT_ONCE:
+            if len(self._uncounted_gaps) == _GAPS_PER_BATCH:
                 self._count_gaps()
-        self._latest_text[index] = now
-        self._tokens[index] = self._tokens.get(index, 0) + len(event.token_ids)
+        self._latest_text_times[index] = now
+        self._tokens_by_choice[index] = self._tokens_by_choice.get(index, 0) + len(event.token_ids)
         if isinstance(event, ToolCallFinished):
             self._metrics.tool_calls.labels(self._model).inc()
             for repair in event.repairs:
@@ -507,31 +512,33 @@ class AnswerRecord:
                 self.texts[index] = text + event.appended
 
     def _observe_end(self, event: ChoiceFinished, now: float) -> None:
+        """Count a finished choice, with its tokens and durations."""
         metrics, model = self._metrics, self._model
         # 0 if a stop string ended the answer before the worker did
-        decode_seconds = event.timings.decode_seconds or now - self._first_text.get(
+        decode_seconds = event.timings.decode_seconds or now - self._first_text_times.get(
             event.index, now
         )
         metrics.requests.labels(model, event.reason.value).inc()
-        for name in _COUNTED_AT_END:
+        for name in _TOKEN_COUNTERS:
             metrics.tokens[name].labels(model).inc(getattr(event, name))
         metrics.queue_seconds.labels(model).observe(event.timings.queue_seconds)
         metrics.prefill_seconds.labels(model).observe(event.timings.prefill_seconds)
         metrics.decode_seconds.labels(model).observe(decode_seconds)
         self.ends.append((event, now))
-        self._tokens[event.index] = event.completion_tokens
+        self._tokens_by_choice[event.index] = event.completion_tokens
 
     def _count_gaps(self) -> None:
+        """Add the latest gaps to those of this answer, many at once because that is faster."""
         self._gaps_of_answer.add_all(self._uncounted_gaps)
         self._uncounted_gaps.clear()
 
-    def _performance(self, waited: Mapping[WaitReason, float]) -> Cell:
+    def _history_cell(self, waited: Mapping[WaitReason, float]) -> Cell:
         """What this answer took, for the history: the same figures as in the metrics."""
         cell = Cell()
-        loaded_after = waited.get(WaitReason.PLACE, 0.0) + waited.get(WaitReason.LOAD, 0.0)
-        if loaded_after >= _LEAST_WAIT_SECONDS:
-            cell.add_duration("load", loaded_after)
-        for at in self._first_text.values():
+        load_wait_seconds = waited.get(WaitReason.PLACE, 0.0) + waited.get(WaitReason.LOAD, 0.0)
+        if load_wait_seconds >= _LEAST_WAIT_SECONDS:
+            cell.add_duration("load", load_wait_seconds)
+        for at in self._first_text_times.values():
             cell.add_duration("first_token", at - self.began)
         self._count_gaps()
         if self._gaps_of_answer.counts:

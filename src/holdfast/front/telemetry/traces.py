@@ -57,14 +57,14 @@ class Traces:
         if record.is_quiet:
             return
         wall = _WallClock(latest=record.began + record.seconds)
-        carrier = {
+        parent_headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers
             if name in _PARENT_HEADERS
         }
         root = self._tracer.start_span(
             f"{record.method} {route}",
-            context=self._propagate.extract(carrier),
+            context=self._propagate.extract(parent_headers),
             kind=self._trace.SpanKind.SERVER,
             start_time=wall.ns(record.began),
             attributes=_request_attributes(record, route),
@@ -75,7 +75,7 @@ class Traces:
                 if record.status >= 500 or record.status < 400:  # 4xx is the client's error
                     root.set_status(self._trace.StatusCode.ERROR, record.error_message)
             if record.answer is not None:
-                self._book_answer(record.answer, root, wall)
+                self._create_answer_spans(record.answer, root, wall)
         root.end(wall.ns(wall.latest))
 
     def close(self) -> None:
@@ -84,20 +84,23 @@ class Traces:
         closing.start()
         closing.join(CLOSE_SECONDS)
 
-    def _book_answer(self, answer: AnswerRecord, root: Span, wall: _WallClock) -> None:
+    def _create_answer_spans(self, answer: AnswerRecord, root: Span, wall: _WallClock) -> None:
+        """Create the spans of the answer's phases, as children of the request's span."""
         root.set_attributes(_usage_attributes(answer))
-        beneath = self._trace.set_span_in_context(root)
+        root_context = self._trace.set_span_in_context(root)
         accepted_at = answer.began + answer.accept_seconds
         if answer.accept_seconds:
-            self._span("intake", beneath, wall, (answer.began, accepted_at))
+            self._create_span("intake", root_context, wall, (answer.began, accepted_at))
         for event, ended_at in answer.ends:
             timings, memory, choice = event.timings, event.memory, {"holdfast.choice": event.index}
             admitted_at = accepted_at + timings.queue_seconds
-            read_at = admitted_at + timings.prefill_seconds
-            done_at = read_at + timings.decode_seconds if timings.decode_seconds else ended_at
-            queue = self._span("queue", beneath, wall, (accepted_at, admitted_at), choice)
+            prefilled_at = admitted_at + timings.prefill_seconds
+            done_at = prefilled_at + timings.decode_seconds if timings.decode_seconds else ended_at
+            queue = self._create_span(
+                "queue", root_context, wall, (accepted_at, admitted_at), choice
+            )
             lookup = (accepted_at, accepted_at + memory.lookup_seconds)
-            self._span(
+            self._create_span(
                 "lookup",
                 self._trace.set_span_in_context(queue),
                 wall,
@@ -105,12 +108,16 @@ class Traces:
                 choice | _lookup_attributes(event),
             )
             read_tokens = {"holdfast.read_tokens": event.read_tokens}
-            self._span("prefill", beneath, wall, (admitted_at, read_at), choice | read_tokens)
+            self._create_span(
+                "prefill", root_context, wall, (admitted_at, prefilled_at), choice | read_tokens
+            )
             if event.completion_tokens:  # otherwise: only prefilled, or failed
-                written_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
-                self._span("decode", beneath, wall, (read_at, done_at), choice | written_tokens)
+                decoded_tokens = {"gen_ai.usage.output_tokens": event.completion_tokens}
+                self._create_span(
+                    "decode", root_context, wall, (prefilled_at, done_at), choice | decoded_tokens
+                )
 
-    def _span(
+    def _create_span(
         self,
         name: str,
         context: Context,
@@ -118,6 +125,7 @@ class Traces:
         times: tuple[float, float],
         attributes: Mapping[str, Any] | None = None,
     ) -> Span:
+        """Create a finished span. times: when it began and ended, by the performance counter."""
         span = self._tracer.start_span(
             name, context=context, start_time=wall.ns(times[0]), attributes=attributes
         )
@@ -139,7 +147,7 @@ class _WallClock:
         return self._epoch_ns + int(min(at, self.latest) * 1e9)
 
 
-class _Seldom(logging.Filter):
+class _RareExportErrors(logging.Filter):
     """Limits log lines about a failing collector, which the SDK writes for every batch."""
 
     def __init__(self) -> None:
@@ -147,6 +155,7 @@ class _Seldom(logging.Filter):
         self._next_at = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is logged: not if another one was shortly before it."""
         if record.created < self._next_at:
             return False
         self._next_at = record.created + _EXPORT_ERROR_SECONDS
@@ -177,11 +186,12 @@ def open_traces(version: str) -> Traces:
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     export_log = logging.getLogger(OTLPSpanExporter.__module__)
     export_log.setLevel(logging.ERROR)
-    export_log.addFilter(_Seldom())
+    export_log.addFilter(_RareExportErrors())
     return Traces(provider)
 
 
 def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
+    """The attributes of a request's span, named as in OpenTelemetry's semantic conventions."""
     attributes = {
         "http.request.method": record.method,
         "http.response.status_code": record.status,
@@ -198,7 +208,7 @@ def _request_attributes(record: RequestRecord, route: str) -> dict[str, Any]:
 
 
 def _generation_attributes(generation: GenerationRequest) -> dict[str, Any]:
-    given = {
+    set_sampling = {
         name: getattr(generation.sampling, name)
         for name in ("temperature", "top_p")
         if name not in generation.unset_sampling
@@ -211,17 +221,18 @@ def _generation_attributes(generation: GenerationRequest) -> dict[str, Any]:
         "gen_ai.conversation.id": generation.session_id,
         "gen_ai.request.max_tokens": generation.max_tokens,
         "gen_ai.request.choice.count": generation.choices if generation.choices > 1 else None,
-        **{f"gen_ai.request.{name}": value for name, value in given.items()},
+        **{f"gen_ai.request.{name}": value for name, value in set_sampling.items()},
     }
 
 
 def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
+    """The attributes of a request's span that are known with its answer."""
     attributes: dict[str, Any] = {
         "gen_ai.usage.input_tokens": answer.prompt_tokens,
         "gen_ai.usage.output_tokens": answer.tokens,
         "gen_ai.usage.cache_read.input_tokens": answer.cached_tokens,
         "gen_ai.usage.reasoning.output_tokens": answer.counts.reasoning_tokens,
-        "gen_ai.response.finish_reasons": [_end_word(event) for event, _ in answer.ends] or None,
+        "gen_ai.response.finish_reasons": [_finish_word(event) for event, _ in answer.ends] or None,
         "holdfast.cached_tokens": answer.cached_tokens,
     }
     if answer.first_text_at is not None:
@@ -229,7 +240,8 @@ def _usage_attributes(answer: AnswerRecord) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _end_word(event: ChoiceFinished) -> str:
+def _finish_word(event: ChoiceFinished) -> str:
+    """Why a choice ended: a finish reason of the protocols, or else `failed` and the like."""
     ended_by_itself = event.reason in (FinishReason.STOP, FinishReason.LENGTH)
     return event.finish_reason if ended_by_itself else event.reason.value
 

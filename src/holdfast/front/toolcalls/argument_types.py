@@ -14,12 +14,14 @@ from typing import Any, Final, NamedTuple
 from holdfast.front.toolcalls.json_schema import References, type_of, types_of
 from holdfast.front.toolcalls.literals import NUMBER, complete_value, json_text
 
+# names of types that are not JSON Schema's, but that clients use
 _ALIASES: Final = {
     "str": "string", "varchar": "string", "text": "string", "char": "string", "enum": "string", "date": "string",
     "int": "integer", "long": "integer", "float": "number", "double": "number", "num": "number", "decimal": "number",
     "bool": "boolean", "list": "array", "tuple": "array", "set": "array", "dict": "object", "map": "object", "none": "null",
 }  # fmt: skip
-_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")  # the number of digits in `NUMBER`
+# with at most as many digits as `NUMBER`
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,999})(\.0+)?")
 JSON_TYPES: Final = frozenset({"json", "object", "array", "number", "boolean", "null"})
 """The types of a value that the model itself marked as JSON."""
 
@@ -31,21 +33,21 @@ class ParameterTypes:
         """parameters: the JSON Schema of the tool's arguments, as the client sent it."""
         root = parameters if isinstance(parameters, Mapping) else {}
         self._references = References(root)
-        found = root.get("properties")
-        self.properties: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+        properties = root.get("properties")
+        self.properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
 
     def of_parameter(self, key: str) -> frozenset[str]:
         """Return the JSON Schema names of a parameter's types; empty if they are unknown."""
-        return self.allowed(self.properties.get(key))
+        return self.allowed_types(self.properties.get(key))
 
-    def allowed(self, schema: Any) -> frozenset[str]:
+    def allowed_types(self, schema: Any) -> frozenset[str]:
         """Return the types that a schema allows."""
         names = (name.lower() for node in self.branches(schema) for name in types_of(node))
         return frozenset(_ALIASES.get(name, name) for name in names)
 
-    def inner(self, schema: Any, key: str) -> Any:
+    def inner_schema(self, schema: Any, key: str) -> Any:
         """Return the schema of an object's member, or else of an array's items, or else None."""
-        for members in self._members(schema):
+        for members in self._declared_members(schema):
             if key in members:
                 return members[key]
         for node in self.branches(schema):
@@ -55,9 +57,10 @@ class ParameterTypes:
 
     def declares(self, schema: Any, key: str) -> bool:
         """Whether a schema or one of its branches declares a member with this name."""
-        return any(key in members for members in self._members(schema))
+        return any(key in members for members in self._declared_members(schema))
 
-    def _members(self, schema: Any) -> Iterator[Mapping[str, Any]]:
+    def _declared_members(self, schema: Any) -> Iterator[Mapping[str, Any]]:
+        """Yield the `properties` of a schema and of each of its branches."""
         for node in self.branches(schema):
             if isinstance(members := node.get("properties"), Mapping):
                 yield members
@@ -65,21 +68,21 @@ class ParameterTypes:
     def branches(self, schema: Any) -> Iterator[Mapping[str, Any]]:
         """Iterate over a schema, the schemas it refers to, and those it combines, each once."""
         pending = [schema]
-        seen: set[int] = set()
+        visited_ids: set[int] = set()
         while pending:
             node = pending.pop()
-            if not isinstance(node, Mapping) or id(node) in seen:
+            if not isinstance(node, Mapping) or id(node) in visited_ids:
                 continue
-            seen.add(id(node))
+            visited_ids.add(id(node))
             yield node
-            found: list[Any] = []
+            next_nodes: list[Any] = []
             if isinstance(reference := node.get("$ref"), str):
                 with suppress(LookupError):
-                    found.append(self._references.target(reference))
-            for word in ("anyOf", "oneOf", "allOf"):
-                if isinstance(branches := node.get(word), list):
-                    found += branches
-            pending += reversed(found)
+                    next_nodes.append(self._references.target(reference))
+            for keyword in ("anyOf", "oneOf", "allOf"):
+                if isinstance(branches := node.get(keyword), list):
+                    next_nodes += branches
+            pending += reversed(next_nodes)
 
 
 class TypedValue(NamedTuple):
@@ -109,36 +112,37 @@ def convert_to_type(raw: str, types: frozenset[str]) -> TypedValue:
     if "integer" in types and _INTEGER.fullmatch(text):
         return TypedValue(text)
     if text[:1] in ("{", "[") and (not types or types & {"object", "array"}):
-        found = _object_or_array(text)
-        if found is not None and ("string" not in types or type_of(found[0]) in types):
-            return found[1]
+        parsed = _object_or_array(text)
+        if parsed is not None and ("string" not in types or type_of(parsed[0]) in types):
+            return parsed[1]
     if text[:1] == '"' and types & {"object", "array"} and "string" not in types:
         inner = from_json(text)
-        found = _object_or_array(inner) if isinstance(inner, str) else None
-        if found is not None:
-            return TypedValue(found[1].json, "encoded_twice")
+        parsed = _object_or_array(inner) if isinstance(inner, str) else None
+        if parsed is not None:
+            return TypedValue(parsed[1].json, "encoded_twice")
     return TypedValue(json_text(raw))
 
 
 def _object_or_array(text: str) -> tuple[Any, TypedValue] | None:
     """Parse an object or array in JSON or Python syntax. Returns the value and its JSON text."""
-    found = from_json(text)
-    if isinstance(found, (dict, list)):
-        return found, TypedValue(text)
+    value = from_json(text)
+    if isinstance(value, (dict, list)):
+        return value, TypedValue(text)
     repaired = complete_value(text) or ""
-    found = from_json(repaired)
-    if not isinstance(found, (dict, list)):
+    value = from_json(repaired)
+    if not isinstance(value, (dict, list)):
         return None
-    return found, TypedValue(repaired, "python_literal")
+    return value, TypedValue(repaired, "python_literal")
 
 
 def from_json(text: str) -> Any:
     """Return the value of a JSON text, or None if the text is not JSON."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
 
 
-def _refuse(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
+    """Raise ValueError for NaN and the infinities, which Python's parser would accept."""
     raise ValueError(f"{name} is not JSON")

@@ -26,7 +26,7 @@ from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.json_schema import type_of
 from holdfast.front.toolcalls.literals import JsonStream, json_text
 
-_ALPHABET: Final = string.ascii_letters + string.digits
+_ID_CHARACTERS: Final = string.ascii_letters + string.digits
 IdForm: TypeAlias = Literal["random", "alnum9", "function_number", "number", "client"]
 """The form of a family's call ids. In the order above: `call_` and 24 characters; 9 characters;
 `functions.NAME:N`; `N`; the id that the client sent.
@@ -89,14 +89,15 @@ class TaggedValues:
 
     def write(self, arguments: Mapping[str, Any]) -> str:
         """Return the arguments as the model would write them."""
-        return "".join(self._written(key, value) for key, value in arguments.items())
+        return "".join(self._write_argument(key, value) for key, value in arguments.items())
 
-    def _written(self, key: str, value: Any) -> str:
+    def _write_argument(self, key: str, value: Any) -> str:
+        """One argument with its tags. Templates name the type of an integer `number`."""
         if isinstance(value, str):
             lead, text = self.text, value
         else:
-            kind = type_of(value).replace("integer", "number")
-            lead, text = self.json.replace("{type}", kind), json_text(value)
+            json_type = type_of(value).replace("integer", "number")
+            lead, text = self.json.replace("{type}", json_type), json_text(value)
         if self.cdata and any(character in text for character in "<&\n"):
             text = CDATA[0] + text + CDATA[1]
         return self.before + key + lead + text + self.end + self.gap
@@ -118,15 +119,16 @@ class NestedValues:
     def write(self, arguments: Mapping[str, Any]) -> str:
         """Return the arguments as the model would write them."""
         written = (
-            self._written(key, value) for key, value in arguments.items() if value is not None
+            self._write_tag(key, value) for key, value in arguments.items() if value is not None
         )
         return "".join(written)
 
-    def _written(self, name: str, value: Any) -> str:
+    def _write_tag(self, name: str, value: Any) -> str:
+        """The tag of an argument, a member or an item, around its value."""
         if isinstance(value, Mapping):
             inner = self.write(value)
         elif isinstance(value, (list, tuple)):
-            inner = "".join(self._written(self.item, each) for each in value)
+            inner = "".join(self._write_tag(self.item, each) for each in value)
         else:
             inner = value if isinstance(value, str) else json_text(value)
         return f"{self.marker}<{name}>{inner}{self.marker}</{name}>"
@@ -226,18 +228,20 @@ class CallLayout:
     def write(self, calls: Sequence[Call], id_form: IdForm) -> str:
         """Return the calls as the model would write them."""
         written = (
-            self._written(self._numbered(call, number, id_form), number)
+            self._write_call(self._with_numbered_id(call, number, id_form), number)
             for number, call in enumerate(calls, 1)
         )
         return self.opening + self.again.join(written) + self.closing
 
-    def _written(self, call: Call, number: int) -> str:
+    def _write_call(self, call: Call, number: int) -> str:
+        """One call, without the markup around all calls. number: from 1."""
         head = named(self.heads[0], call.name).replace("{id}", call.id)
         call_id = self.optional_id.replace("{id}", call.id) if call.id else ""
         arguments = self.values.write(call.arguments)
         return head.replace("{number}", str(number)) + arguments + call_id + self.tail
 
-    def _numbered(self, call: Call, number: int, id_form: IdForm) -> Call:
+    def _with_numbered_id(self, call: Call, number: int, id_form: IdForm) -> Call:
+        """The call with an id of the form `functions.NAME:N`, N from 0, if the family has such ids."""
         if id_form != "function_number" or call.id.startswith(f"functions.{call.name}:"):
             return call
         return call._replace(id=f"functions.{call.name}:{number - 1}")
@@ -269,7 +273,7 @@ class ChannelMarkup(NamedTuple):
     end: str = ""
 
     @property
-    def empty_text(self) -> str:
+    def empty_text_channel(self) -> str:
         """An empty text channel, which some templates write before calls."""
         return "".join(self.text) if self.text[1] else ""
 
@@ -364,7 +368,11 @@ class Thought(NamedTuple):
 
 
 class AnswerDeltas:
-    """Collects the deltas of an answer. Only one call is open at a time."""
+    """Collects the deltas of an answer. Only one call is open at a time: begun, but not ended.
+
+    A repair is the name of a deviation from the family's syntax that a reader accepted, as in the
+    metric `tool_call_repairs`.
+    """
 
     def __init__(
         self, tools: DeclaredTools, *, reads_calls: bool = True, ids: CallIds | None = None
@@ -379,15 +387,15 @@ class AnswerDeltas:
         self.types = ParameterTypes(None)  # parameter types of the open call
         self.seen_keys: set[str] = set()  # argument keys of the open call so far
         self.is_open = False  # a call is open
-        self.any_ended = False
+        self.any_call_ended = False  # at least one call has ended
         self._ids = ids
-        self._calls = 0  # calls that have begun
-        self._repairs: list[str] = []
-        self._is_cut = False
+        self._begun_calls = 0  # number of calls that have begun
+        self._repairs_of_call: list[str] = []  # of the open call
+        self._is_cut_off = False
 
     def mark_cut_off(self) -> None:
         """Note that the answer was cut off: from now on no call begins, continues or ends."""
-        self._is_cut = True
+        self._is_cut_off = True
 
     def emit_text(self, kind: TextKind, text: str, *, start: int) -> None:
         """Emit text or reasoning, in which markers are already written out (`Incoming.plain`)."""
@@ -396,8 +404,8 @@ class AnswerDeltas:
 
     def take_ready(self) -> Sequence[OutputDelta]:
         """Return the deltas collected since this method was last called, and forget them."""
-        done, self.ready = self.ready, []
-        return done
+        deltas, self.ready = self.ready, []
+        return deltas
 
     def begin_call(self, tool: ToolName, *, call_id: str = "", repair: str = "") -> None:
         """Begin a call whose name is certain.
@@ -407,17 +415,19 @@ class AnswerDeltas:
         self.types = self.tools.parameters(tool.name)
         self.seen_keys = set()
         self.is_open = True
-        self._repairs = []
-        self.repair(repair, "name" if tool.repaired else "")
-        if not self._is_cut:
+        self._repairs_of_call = []
+        self.note_repairs(repair, "name" if tool.repaired else "")
+        if not self._is_cut_off:
             if self._ids is not None:
                 call_id = self._ids.next(tool.name, written=call_id)
-            self.ready.append(ToolCallStarted(call=self._calls, id=call_id, name=tool.name))
-            self._calls += 1
+            self.ready.append(ToolCallStarted(call=self._begun_calls, id=call_id, name=tool.name))
+            self._begun_calls += 1
 
-    def repair(self, *names: str) -> None:
+    def note_repairs(self, *names: str) -> None:
         """Note repairs of the open call. Empty names are ignored."""
-        self._repairs += [name for name in names if name and name not in self._repairs]
+        self._repairs_of_call += [
+            name for name in names if name and name not in self._repairs_of_call
+        ]
 
     def emit_key(self, key: str) -> None:
         """Emit the next argument's key."""
@@ -431,20 +441,23 @@ class AnswerDeltas:
     def emit_typed(self, raw: str, types: frozenset[str]) -> None:
         """Emit an argument's value, given as raw text and typed by the schema."""
         value = convert_to_type(raw, types)
-        self.repair(value.repair)
+        self.note_repairs(value.repair)
         self.emit_json(value.json)
 
     def emit_string_text(self, text: str) -> None:
-        """Emit more text of an open string. The string's quotes are emitted with `json`."""
+        """Emit more text of an open string. The string's quotes are emitted with `emit_json`."""
         self._write(json_text(text)[1:-1])
 
     def read_object(
         self, source: Incoming, *, stops: Sequence[str] = (), follows: Sequence[str] = ()
     ) -> Parser[None]:
-        """Read all arguments of the open call from one JSON object (`JsonStream`)."""
+        """Read all arguments of the open call from one JSON object.
+
+        stops, follows: the markers that end an unfinished object (`JsonStream`).
+        """
         stream = JsonStream(source, self.emit_json, stops=stops, follows=follows)
         yield from stream.read()
-        self.repair(*stream.repairs)
+        self.note_repairs(*stream.repairs)
 
     def end_call(self, *repairs: str, closed: bool = True, complete: bool = False) -> None:
         """End the open call.
@@ -452,17 +465,20 @@ class AnswerDeltas:
         closed: whether its closing markup was there. complete: True if the arguments were emitted as
         a whole object, including its last brace.
         """
-        self.repair(*repairs, "" if closed else "unclosed_call")
+        self.note_repairs(*repairs, "" if closed else "unclosed_call")
         if not complete:
             self._write("}" if self.seen_keys else "{}")
         self.is_open = False
-        self.any_ended = True
-        if not self._is_cut:
-            self.ready.append(ToolCallFinished(call=self._calls - 1, repairs=tuple(self._repairs)))
+        self.any_call_ended = True
+        if not self._is_cut_off:
+            self.ready.append(
+                ToolCallFinished(call=self._begun_calls - 1, repairs=tuple(self._repairs_of_call))
+            )
 
     def _write(self, text: str) -> None:
-        if text and not self._is_cut:
-            self.ready.append(ToolArgumentsDelta(call=self._calls - 1, text=text))
+        """Emit a fragment of the open call's arguments, which are JSON text."""
+        if text and not self._is_cut_off:
+            self.ready.append(ToolArgumentsDelta(call=self._begun_calls - 1, text=text))
 
 
 # Call ids
@@ -470,7 +486,7 @@ class AnswerDeltas:
 
 def random_text(length: int) -> str:
     """Return random letters and digits from the operating system's random source."""
-    return "".join(secrets.choice(_ALPHABET) for _ in range(length))
+    return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(length))
 
 
 class CallIds:
@@ -486,8 +502,8 @@ class CallIds:
         """earlier: ids of earlier calls in the conversation; numbered ids continue after them."""
         self._form = form
         self._random_text = random_text
-        self._taken = set(earlier)
-        self._count = len(self._taken)
+        self._used_ids = set(earlier)
+        self._next_number = len(self._used_ids)
 
     def next(self, name: str, *, written: str = "") -> str:
         """Return the id of the answer's next call.
@@ -495,10 +511,10 @@ class CallIds:
         written: the id that the model wrote. It is used if it is new and has the family's form.
         """
         call_id = written
-        if not written or written in self._taken or not self._is_of_form(written, name):
-            call_id = next(new for new in self._new_ids(name) if new not in self._taken)
-        self._taken.add(call_id)
-        self._count += 1
+        if not written or written in self._used_ids or not self._is_of_form(written, name):
+            call_id = next(new for new in self._new_ids(name) if new not in self._used_ids)
+        self._used_ids.add(call_id)
+        self._next_number += 1
         return call_id
 
     def _is_of_form(self, call_id: str, name: str) -> bool:
@@ -507,14 +523,15 @@ class CallIds:
         return re.fullmatch(id_pattern(self._form, name), call_id) is not None
 
     def _new_ids(self, name: str) -> Iterator[str]:
+        """Yield candidates for the id of a call of this tool, without end."""
         while True:
             match self._form:
                 case "alnum9":
                     yield self._random_text(9)
                 case "function_number":
-                    yield f"functions.{name}:{self._count}"
+                    yield f"functions.{name}:{self._next_number}"
                 case "number":
-                    yield str(self._count)
+                    yield str(self._next_number)
                 case _:
                     yield "call_" + self._random_text(24)
-            self._count += 1  # an earlier call of the conversation already has this id
+            self._next_number += 1  # an earlier call of the conversation already has this id

@@ -34,13 +34,14 @@ from holdfast.front.toolcalls.tagged_parameters import (
     read_value,
 )
 
-_HEADER_LENGTH: Final = 256
-_NOT_TOOLS: Final = frozenset({"", "assistant", "user", "all", "self", "none"})
-_HEADER: Final = re.compile(r"\s*(\w+)((?:\s+\w+=\"[^\"]*\")*)\s*")
+_LONGEST_HEADER: Final = 256  # characters, as are the other limits of this module
+# what stands in place of a recipient if a message is not for a tool
+_NOT_TOOL_NAMES: Final = frozenset({"", "assistant", "user", "all", "self", "none"})
+_TAG_HEADER: Final = re.compile(r"\s*(\w+)((?:\s+\w+=\"[^\"]*\")*)\s*")
 _ATTRIBUTE: Final = re.compile(r"(\w+)=\"([^\"]*)\"")
-_TAG_LENGTH: Final = 512
-_TEXTS: Final[Mapping[str, TextKind]] = {"think": "reasoning", "response": "text"}
-_STRUCTURE: Final = frozenset({"message", "tools", *_TEXTS})
+_LONGEST_TAG: Final = 512
+_KIND_OF_TAG: Final[Mapping[str, TextKind]] = {"think": "reasoning", "response": "text"}
+_STRUCTURAL_TAGS: Final = frozenset({"message", "tools", *_KIND_OF_TAG})
 
 
 class MessageHeader(NamedTuple):
@@ -72,14 +73,14 @@ class Channels(CallFormat):
 
     @property
     def markers(self) -> Sequence[str]:
-        own = (self.start, self.channel, self.constrain, self.message, *self.ends)
-        return distinct(*own, *(self.calls.markers if self.calls else ()))
+        strings = (self.start, self.channel, self.constrain, self.message, *self.ends)
+        return distinct(*strings, *(self.calls.markers if self.calls else ()))
 
     @property
     def call_starts(self) -> Sequence[str]:
         """The strings that a message may begin with. The first message begins in the prompt."""
-        own = (self.start, self.channel, self.message, " to=", "to=", *self.ends)
-        return tuple(marker for marker in own if marker)
+        starts = (self.start, self.channel, self.message, " to=", "to=", *self.ends)
+        return tuple(marker for marker in starts if marker)
 
     @property
     def channel_starts(self) -> Sequence[str]:
@@ -88,13 +89,13 @@ class Channels(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        to = f"{self.start}assistant to={self.prefix}{{name}}"
+        start_and_recipient = f"{self.start}assistant to={self.prefix}{{name}}"
         if self.calls is None:
-            head = f"{to}{self.channel}commentary json{self.message}"
+            head = f"{start_and_recipient}{self.channel}commentary json{self.message}"
             return CallLayout(heads=(head,), values=JsonObject(), tail=self.ends[1])
         inner = self.calls.layout
         return CallLayout(
-            heads=(to + self.message + inner.opening + inner.heads[0],),
+            heads=(start_and_recipient + self.message + inner.opening + inner.heads[0],),
             values=inner.values,
             tail=inner.tail + inner.closing + self.ends[0],
         )
@@ -104,11 +105,11 @@ class Channels(CallFormat):
         """The layout that a grammar lets the model write: one call, which ends the answer."""
         if self.calls is not None:
             return ()
-        to, kind = f" to={self.prefix}{{name}}", f"{self.channel}commentary"
+        recipient, channel = f" to={self.prefix}{{name}}", f"{self.channel}commentary"
         forms = (
-            f"{kind}{to} {self.constrain}json",
-            f"{to}{kind} {self.constrain}json",
-            f"{to}{kind} json",
+            f"{channel}{recipient} {self.constrain}json",
+            f"{recipient}{channel} {self.constrain}json",
+            f"{recipient}{channel} json",
         )
         heads = tuple(form + self.message for form in forms)
         return (CallLayout(heads=heads, values=JsonObject(), is_single=True),)
@@ -129,8 +130,8 @@ class Channels(CallFormat):
         """Read one message or a single end marker. Returns False if the text is neither."""
         if (yield from source.read_any(*self.ends)):
             return True
-        begins = distinct(self.start, self.channel, self.message)
-        is_marked = bool((yield from source.match_at(begins)))
+        openers = distinct(self.start, self.channel, self.message)
+        is_marked = bool((yield from source.match_at(openers)))
         header = yield from self._read_header(source, needs_marker=not is_marked)
         if header is None:
             return False
@@ -149,22 +150,24 @@ class Channels(CallFormat):
         yield from source.read_any(self.start)
         start = source.place
         at, marker = yield from source.find(
-            (self.message, self.start, *self.ends), start, limit=_HEADER_LENGTH
+            (self.message, self.start, *self.ends), start, limit=_LONGEST_HEADER
         )
         if marker != self.message:
-            found = self._pattern.match(source.text, start, at)
-            at = found.end() if found else start
+            match = self._header_pattern.match(source.text, start, at)
+            at = match.end() if match else start
             if needs_marker and not (self.channel and self.channel in source.text[start:at]):
                 return None
         source.place = at + (len(marker) if marker == self.message else 0)
         text = source.text[start:at]
-        named = re.findall(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else []
+        channel_names = (
+            re.findall(rf"{re.escape(self.channel)}\s*(\w+)", text) if self.channel else []
+        )
         # some models write a second header inside: `commentary to=assistant<|channel|>analysis`
-        channel = named[-1] if named else ""
+        channel = channel_names[-1] if channel_names else ""
         return MessageHeader(
-            _word(r"^\s*([^\s<=\udc00-\udfff]+)(?=[\s<\udc00-\udfff]|$)", text),
+            _first_group(r"^\s*([^\s<=\udc00-\udfff]+)(?=[\s<\udc00-\udfff]|$)", text),
             channel,
-            _word(r"\bto=([^\s<\udc00-\udfff]+)", text),
+            _first_group(r"\bto=([^\s<\udc00-\udfff]+)", text),
         )
 
     def _read_content(
@@ -172,9 +175,9 @@ class Channels(CallFormat):
     ) -> Parser[None]:
         """Read the content of a message: a call if the header names a tool, else text or thought."""
         name = header.recipient
-        if not name and header.role.removeprefix(self.prefix) not in _NOT_TOOLS:
+        if not name and header.role.removeprefix(self.prefix) not in _NOT_TOOL_NAMES:
             name = header.role  # some models put the tool's name in place of the role
-        may_call = name not in _NOT_TOOLS and deltas.reads_calls
+        may_call = name not in _NOT_TOOL_NAMES and deltas.reads_calls
         tool = deltas.tools.resolve(name.removeprefix(self.prefix)) if may_call else None
         if tool is not None and self.calls is None and (name == header.recipient or tool.declared):
             repair = "" if name == header.recipient else "role_for_recipient"
@@ -201,8 +204,8 @@ class Channels(CallFormat):
         calls: how calls in the text are written; None if whatever looks like a call is text.
         """
         call_starts = tuple(calls.call_starts) if calls else ()
-        begins = distinct(self.start, self.channel)
-        markers = (*self.ends, *begins, *call_starts)
+        openers = distinct(self.start, self.channel)
+        markers = (*self.ends, *openers, *call_starts)
         while True:
             _emit_up_to(source, deltas, kind, source.safe_end(markers))
             if source.at_end:
@@ -224,14 +227,15 @@ class Channels(CallFormat):
             _emit_up_to(source, deltas, kind, 1)
 
     @property
-    def _pattern(self) -> re.Pattern[str]:
-        """A pattern of the words that a header may begin with."""
-        to = r"(\s*to=[^\s<{]+)?"
+    def _header_pattern(self) -> re.Pattern[str]:
+        """A pattern of a header's first words, to find its end if `message` is missing."""
+        recipient = r"(\s*to=[^\s<{]+)?"
         channel, constrain = re.escape(self.channel), re.escape(self.constrain)
-        channels = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
-        kind = rf"(\s*({constrain})?\s*(json|code)\b)?" if constrain else ""
+        channel_name = rf"({channel}\s*(analysis|commentary|final)?)?" if channel else ""
+        content_type = rf"(\s*({constrain})?\s*(json|code)\b)?" if constrain else ""
         return re.compile(
-            rf"(\s*(assistant|system|developer|user|tool)\b)?{to}{channels}{to}{kind}\s?"
+            r"(\s*(assistant|system|developer|user|tool)\b)?"
+            rf"{recipient}{channel_name}{recipient}{content_type}\s?"
         )
 
 
@@ -246,30 +250,31 @@ def _read_arguments(
     yield from source.skip_space()
     if source.starts_with("{"):
         yield from deltas.read_object(source, stops=ends)
-        rest, _ = yield from source.read_to(ends)
-        deltas.end_call("text_behind_arguments" if rest.strip() else "", complete=True)
+        ignored_text, _ = yield from source.read_to(ends)
+        deltas.end_call("text_behind_arguments" if ignored_text.strip() else "", complete=True)
     else:
         text, _ = yield from source.read_to(ends)
         if text.strip():
-            strings = [
+            string_keys = [
                 key for key in deltas.types.properties if deltas.types.of_parameter(key) == STRING
             ]
-            deltas.emit_key(strings[0] if len(strings) == 1 else "input")
+            deltas.emit_key(string_keys[0] if len(string_keys) == 1 else "input")
             deltas.emit_json(json_text(text))
         deltas.end_call("raw_arguments" if text.strip() else "no_arguments")
     source.drop_read()
 
 
 def _emit_up_to(source: Incoming, deltas: AnswerDeltas, kind: TextKind, place: int) -> None:
-    """Emit the text up to this position as text of this kind."""
+    """Emit all text that was not dropped, up to this position, as text of this kind."""
     source.place = 0
     start, source.place = source.position, place
     deltas.emit_text(kind, source.plain(source.drop_read()), start=start)
 
 
-def _word(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found else ""
+def _first_group(pattern: str, text: str) -> str:
+    """What the first group of a pattern matches in a text; empty if the pattern does not match."""
+    match = re.search(pattern, text)
+    return match[1] if match else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,9 +303,9 @@ class KimiK3(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        lead = f'{self.open}call tool="'
+        before_name = f'{self.open}call tool="'
         return CallLayout(
-            opening=f"{self.open}tools{self.separator}{lead}",
+            opening=f"{self.open}tools{self.separator}{before_name}",
             heads=(f'{{name}}" index="{{number}}"{self.separator}',),
             values=TaggedValues(
                 before=f'{self.open}argument key="',
@@ -309,7 +314,7 @@ class KimiK3(CallFormat):
                 end=f"{self.close}argument{self.separator}",
             ),
             tail=f"{self.close}call{self.separator}",
-            again=lead,
+            again=before_name,
             closing=f"{self.close}tools{self.separator}",
         )
 
@@ -327,22 +332,22 @@ class KimiK3(CallFormat):
         Returns False if there is no tag at the current position.
         """
         channel: TextKind | None = None
-        read = False
+        any_tag_read = False
         while True:
             marker = yield from source.match_at(self.call_starts)
             tag = (yield from self._read_tag(source, marker)) if marker else None
-            if tag is None and not read:
+            if tag is None and not any_tag_read:
                 return False
             if tag is None:
                 _emit_up_to(source, deltas, channel or "text", source.place + max(1, len(marker)))
             elif marker == self.open:
-                channel = yield from self._opened(source, deltas, tag, channel)
+                channel = yield from self._process_opening_tag(source, deltas, tag, channel)
             else:
-                channel = None if tag[0] in _TEXTS else channel
+                channel = None if tag[0] in _KIND_OF_TAG else channel
                 if tag[0] == "call" and deltas.is_open:
                     deltas.end_call()
             source.drop_read()
-            read = True
+            any_tag_read = True
             yield from self._read_text(source, deltas, channel)
             if source.at_end or not (channel or deltas.is_open):
                 break
@@ -358,13 +363,13 @@ class KimiK3(CallFormat):
         White space between the arguments of a call is not text.
         """
         while channel or deltas.is_open:
-            certain = source.safe_end(self.call_starts)
+            certain_end = source.safe_end(self.call_starts)
             if not channel:
-                certain, _ = yield from source.find(self.call_starts, 0)
-            if channel or source.text[:certain].strip():
-                _emit_up_to(source, deltas, channel or "text", certain)
+                certain_end, _ = yield from source.find(self.call_starts, 0)
+            if channel or source.text[:certain_end].strip():
+                _emit_up_to(source, deltas, channel or "text", certain_end)
             else:
-                source.place = certain
+                source.place = certain_end
                 source.drop_read()
             if source.text:
                 if (yield from source.match_at(self.call_starts)):
@@ -379,25 +384,28 @@ class KimiK3(CallFormat):
         """Read a tag's name and attributes. Returns None and reads nothing if there is none."""
         start = source.place + len(marker)
         at, end = yield from source.find(
-            (self.separator, self.open, self.close), start, limit=_TAG_LENGTH
+            (self.separator, self.open, self.close), start, limit=_LONGEST_TAG
         )
-        found = _HEADER.fullmatch(source.text[start:at])
-        if end != self.separator or found is None:
+        match = _TAG_HEADER.fullmatch(source.text[start:at])
+        if end != self.separator or match is None:
             return None
         source.place = at + len(end)
-        return found[1], {key: unescape(value) for key, value in _ATTRIBUTE.findall(found[2])}
+        return match[1], {key: unescape(value) for key, value in _ATTRIBUTE.findall(match[2])}
 
-    def _opened(
+    def _process_opening_tag(
         self,
         source: Incoming,
         deltas: AnswerDeltas,
         tag: tuple[str, dict[str, str]],
         channel: TextKind | None,
     ) -> Parser[TextKind | None]:
-        """Process an opening tag. Returns the channel of the text that follows."""
+        """Process an opening tag that was read. Returns the channel of the text that follows.
+
+        tag: its name and attributes. channel: the channel before the tag; None: no channel.
+        """
         name, attributes = tag
-        if name in _STRUCTURE:
-            return _TEXTS.get(name)
+        if name in _STRUCTURAL_TAGS:
+            return _KIND_OF_TAG.get(name)
         if name == "call":
             if deltas.is_open:
                 deltas.end_call(closed=False)
@@ -421,11 +429,12 @@ class KimiK3(CallFormat):
         return channel
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
-        again = (f"{self.open}argument", f"{self.close}call")
+        """What may end an argument: its closing tag, if more markup follows, or the call's."""
+        markers = (f"{self.open}argument", f"{self.close}call")
         return (
             ValueEnd(
                 f"{self.close}argument{self.separator}",
-                (*again, f"{self.close}tools", f"{self.open}call"),
+                (*markers, f"{self.close}tools", f"{self.open}call"),
             ),
-            *(ValueEnd(marker, (), closes=False) for marker in again[1:]),
+            *(ValueEnd(marker, (), closes=False) for marker in markers[1:]),
         )

@@ -46,9 +46,9 @@ class DeclaredTools:
             return None
         if name in self._parameters:
             return ToolName(name, declared=True)
-        alike = self._by_normalized_name.get(_normalized_name(name), ())
-        if len(alike) == 1:
-            return ToolName(alike[0], declared=True, repaired=True)
+        similar_names = self._by_normalized_name.get(_normalized_name(name), ())
+        if len(similar_names) == 1:
+            return ToolName(similar_names[0], declared=True, repaired=True)
         return ToolName(name, declared=False)
 
     def declares(self, name: str) -> bool:
@@ -58,18 +58,18 @@ class DeclaredTools:
     def required(self, name: str) -> frozenset[str]:
         """Return the names of a tool's required arguments."""
         parameters = self._parameters.get(name)
-        found = parameters.get("required") if isinstance(parameters, Mapping) else None
-        return frozenset(strings(found))
+        names = parameters.get("required") if isinstance(parameters, Mapping) else None
+        return frozenset(strings(names))
 
     def only_match(self, arguments: Any) -> str:
         """Return the only tool that accepts these arguments; empty unless exactly one does."""
         if not isinstance(arguments, Mapping) or not arguments:
             return ""
-        given = set(arguments)
+        argument_names = set(arguments)
         matching = [
             name
             for name in self._parameters
-            if self.required(name) <= given <= set(self.parameters(name).properties)
+            if self.required(name) <= argument_names <= set(self.parameters(name).properties)
         ]
         return matching[0] if len(matching) == 1 else ""
 
@@ -79,10 +79,11 @@ class DeclaredTools:
 
     @cached_property
     def _by_normalized_name(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        """The declared names, by their normalized form, which several may share."""
+        names: dict[str, list[str]] = {}
         for name in self._parameters:
-            found.setdefault(_normalized_name(name), []).append(name)
-        return found
+            names.setdefault(_normalized_name(name), []).append(name)
+        return names
 
 
 def _normalized_name(name: str) -> str:

@@ -1,5 +1,5 @@
-"""How one model writes reasoning and calls: immutable data that is determined when the model is
-loaded, and shared by all requests.
+"""How one model writes reasoning and calls, its dialect: immutable data that is determined when the
+model is loaded, and shared by all requests. (In `front/server`, a dialect is a protocol.)
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ class ReasoningFormat:
 class EncodedDialect:
     """A dialect prepared for a reader: each marker that is a token is one character (`Markers`).
 
-    start, end: the markers around a thought. frame: the text around the whole visible answer. They
-    are empty if the model writes none.
+    thought_start, thought_end: the markers around a thought. frame: the text around the whole visible answer. They
+    are empty if the model writes none. The other fields are those of ModelDialect and CallFormat.
     """
 
-    call_formats: tuple[CallFormat, ...]  # possible forms of calls, the family's own form first
+    call_formats: tuple[CallFormat, ...]  # in which calls are read, the family's own first
     call_markers: frozenset[str]
     call_starts: tuple[str, ...]
-    marked_call_starts: frozenset[
-        str
-    ]  # call_starts that contain a marker; others are ordinary text
+    # those of `call_starts` that contain a marker; the others are ordinary text
+    marked_call_starts: frozenset[str]
     channel_starts: tuple[str, ...]
     thought_start: str
     thought_end: str
@@ -93,15 +92,20 @@ class ModelDialect:
         return (self.calls, *self.also_read, *(FAMILIES[name].calls for name in names))
 
     def __post_init__(self) -> None:
+        """Derive `markers` and `encoded` from the other fields."""
         markers = Markers(self.marker_ids)
         reasoning = markers.encoded(self.reasoning)
-        forms = tuple(markers.encoded(form) for form in self.readable_formats)
-        call_markers = frozenset(marker for form in forms for marker in form.markers)
+        formats = tuple(markers.encoded(call_format) for call_format in self.readable_formats)
+        call_markers = frozenset(
+            marker for call_format in formats for marker in call_format.markers
+        )
         call_starts = tuple(
-            dict.fromkeys(call_start for form in forms for call_start in form.call_starts)
+            dict.fromkeys(
+                call_start for call_format in formats for call_start in call_format.call_starts
+            )
         )
         encoded = EncodedDialect(
-            call_formats=forms,
+            call_formats=formats,
             call_markers=call_markers,
             call_starts=call_starts,
             marked_call_starts=frozenset(
@@ -109,7 +113,9 @@ class ModelDialect:
                 for call_start in call_starts
                 if any(marker in call_start for marker in call_markers)
             ),
-            channel_starts=tuple(marker for form in forms for marker in form.channel_starts),
+            channel_starts=tuple(
+                marker for call_format in formats for marker in call_format.channel_starts
+            ),
             thought_start=reasoning.start.strip() if reasoning else "",
             thought_end=reasoning.end.strip() if reasoning else "",
             dropped_markers=(
@@ -133,4 +139,4 @@ def _bare_start(reasoning: ReasoningFormat | None, call_starts: Collection[str])
     return ()
 
 
-PLAIN = ModelDialect()
+PLAIN = ModelDialect()  # answers are plain text

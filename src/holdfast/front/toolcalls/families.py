@@ -54,17 +54,23 @@ def families_for(
     are searched too, because some templates build their markers from variables or contain none.
     """
     vocabulary = "\n".join(tokens)
-    found = (
-        *_called(parser_type),
+    candidates = (
+        *_families_named(parser_type),
         *(name for name, family in FAMILIES.items() if family.fits(source)),
         *(name for name, family in FAMILIES.items() if family.fits(vocabulary)),
-        *_called(model_type),  # comes last, because models of one type have different templates
+        # comes last, because models of one type have different templates
+        *_families_named(model_type),
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(candidates))
 
 
-def _called(name: str) -> Iterator[str]:
-    return (own for own, family in FAMILIES.items() if name == own or name in family.aliases)
+def _families_named(name: str) -> Iterator[str]:
+    """The families that have this name or alias."""
+    return (
+        family_name
+        for family_name, family in FAMILIES.items()
+        if name == family_name or name in family.aliases
+    )
 
 
 def _function_tags(wrapper: str, *, padding: str = "", between: str = "\n") -> TaggedParameters:

@@ -24,8 +24,8 @@ def resume(steps: Parser[Result]) -> Result | None:
     try:
         next(steps)
     except StopIteration as done:
-        read: Result = done.value
-        return read
+        result: Result = done.value
+        return result
     return None
 
 
@@ -37,7 +37,8 @@ class Incoming:
         self.plain = plain
         self.text = ""
         self.place = 0
-        self.searched_to = 0  # how far `text` has been searched
+        # how far `text` has been searched, also ahead of `place`: the cost of a failed attempt
+        self.searched_to = 0
         self.has_ended = False  # no more text will come
         # number of characters that were read and dropped, with markers written out
         self.dropped_characters = 0
@@ -83,17 +84,18 @@ class Incoming:
         """
         at = self.place if place is None else place
         while True:
-            found = max(
+            longest_match = max(
                 (marker for marker in markers if self.text.startswith(marker, at)),
                 key=len,
                 default="",
             )
-            come = len(self.text) - at
+            arrived_characters = len(self.text) - at
             if self.has_ended or not any(
-                len(marker) > max(come, len(found)) and marker.startswith(self.text[at:])
+                len(marker) > max(arrived_characters, len(longest_match))
+                and marker.startswith(self.text[at:])
                 for marker in markers
             ):
-                return found
+                return longest_match
             yield
 
     def read_any(self, *markers: str) -> Parser[str]:
@@ -137,10 +139,10 @@ class Incoming:
         If several markers begin at this position, returns the longest. If there is none, returns
         the end of the text or `start + limit`, and an empty marker.
         """
-        longest, _ = _shape(tuple(markers))
-        since = start
+        longest, _ = _longest_and_first_characters(tuple(markers))
+        search_start = start
         while True:
-            found = self._nearest(markers, since)
+            found = self._nearest(markers, search_start)
             self.searched_to = max(self.searched_to, found if found >= 0 else len(self.text))
             if found >= 0 and (limit is None or found <= start + limit):
                 marker = yield from self.match_at(markers, found)
@@ -149,7 +151,7 @@ class Incoming:
                 return start + limit, ""
             if self.has_ended:
                 return len(self.text), ""
-            since = max(start, len(self.text) - longest + 1)
+            search_start = max(start, len(self.text) - longest + 1)
             yield
 
     def read_to(
@@ -181,27 +183,32 @@ class Incoming:
             [at for marker in markers if (at := text.find(marker, place)) >= 0], default=end
         )
         if not self.has_ended:
-            longest, firsts = _shape(tuple(markers))
+            longest, first_characters = _longest_and_first_characters(tuple(markers))
             for at in range(max(place, end - longest + 1), nearest):
-                if text[at] in firsts and any(marker.startswith(text[at:]) for marker in markers):
+                if text[at] in first_characters and any(
+                    marker.startswith(text[at:]) for marker in markers
+                ):
                     return at
         return nearest
 
 
 @lru_cache(maxsize=256)
-def _shape(markers: tuple[str, ...]) -> tuple[int, str]:
-    """Return the length of the longest marker, and the first characters of all markers."""
+def _longest_and_first_characters(markers: tuple[str, ...]) -> tuple[int, str]:
+    """Return the length of the longest marker, and the first characters of all markers.
+
+    Only so many characters at the end of a text can be the beginning of a marker.
+    """
     return max(map(len, markers)), "".join({marker[0] for marker in markers})
 
 
-_FIRST: Final = 0xDC00
-_MOST: Final = 0x400
+_FIRST_MARKER_CODE: Final = 0xDC00
+_MOST_MARKERS: Final = 0x400
 _TAG = re.compile(r"<(/?[a-z_]+)>")
 _SUFFIX = re.compile(r":[\w.-]+")
 _SURROGATE = re.compile("[\udc00-\udfff]")
 
 Data = TypeVar("Data")
-_MARK: Final = re.compile(r"[\udc00-\udfff]|<[^<>\s]+>|\[/?[A-Z_]+\]")
+_MARKER_IN_TEXT: Final = re.compile(r"[\udc00-\udfff]|<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
 def is_marker(text: str) -> bool:
@@ -217,8 +224,8 @@ class Markers:
 
     def __init__(self, token_ids: Mapping[str, int]) -> None:
         """token_ids: token ids by marker text; only the first 1024 in sorted order are used."""
-        texts = sorted(token_ids)[:_MOST]
-        self._text_of = {chr(_FIRST + place): text for place, text in enumerate(texts)}
+        texts = sorted(token_ids)[:_MOST_MARKERS]
+        self._text_of = {chr(_FIRST_MARKER_CODE + place): text for place, text in enumerate(texts)}
         self._character_of = {text: character for character, text in self._text_of.items()}
         # keys are token ids
         self.characters = {
@@ -231,13 +238,13 @@ class Markers:
         """Replace each marker in a text with one character, as in the text that readers parse."""
         if self._any_character is None:
             return text
-        return self._any_character.sub(lambda found: self._character_of[found[0]], text)
+        return self._any_character.sub(lambda match: self._character_of[match[0]], text)
 
     def restore(self, text: str) -> str:
         """Return the text with its markers written out."""
         if text.isascii():
             return text
-        return _SURROGATE.sub(lambda found: self._text_of.get(found[0], ""), text)
+        return _SURROGATE.sub(lambda match: self._text_of.get(match[0], ""), text)
 
     def encoded(self, data: Data) -> Data:
         """Return the data (a string, tuple or frozen dataclass) with all its texts encoded."""
@@ -256,13 +263,14 @@ def spelled_as_in_vocabulary(data: Data, markers: Iterable[str], tokens: Collect
         for token in sorted(tokens)
         if token.startswith(f"{tag[:-1]}:")
     )
-    suffix = next((found for found in suffixes if _SUFFIX.fullmatch(found)), "")
+    suffix = next((candidate for candidate in suffixes if _SUFFIX.fullmatch(candidate)), "")
     if not suffix:
         return data
     return cast(Data, _rewritten(data, lambda text: _TAG.sub(rf"<\1{suffix}>", text)))
 
 
 def _rewritten(data: Any, change: Callable[[str], str]) -> Any:
+    """A copy of strings, tuples and dataclasses in which each string is changed."""
     if isinstance(data, str):
         return change(data)
     if isinstance(data, tuple):
@@ -275,4 +283,6 @@ def _rewritten(data: Any, change: Callable[[str], str]) -> Any:
 
 def markers_in(*markup: str) -> Sequence[str]:
     """Return the distinct markers in these strings: `<...>`, `[WORD]` and encoded ones."""
-    return tuple(dict.fromkeys(marker for text in markup for marker in _MARK.findall(text)))
+    return tuple(
+        dict.fromkeys(marker for text in markup for marker in _MARKER_IN_TEXT.findall(text))
+    )

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
 
-_MOST_DIGITS: Final = 9  # of the number of an item in a reference
+_MOST_DIGITS: Final = 9  # of an item's index in a reference
 
 
 def strings(value: Any) -> tuple[str, ...]:
@@ -19,8 +19,8 @@ def strings(value: Any) -> tuple[str, ...]:
 
 def named_types(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The types that the keyword `type` names."""
-    resolve = schema.get("type")
-    return (resolve,) if isinstance(resolve, str) else strings(resolve)
+    types = schema.get("type")
+    return (types,) if isinstance(types, str) else strings(types)
 
 
 def listed_values(schema: Mapping[str, Any]) -> Sequence[Any] | None:
@@ -32,10 +32,10 @@ def listed_values(schema: Mapping[str, Any]) -> Sequence[Any] | None:
 
 def items_of(schema: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
     """The schemas of an array's first items, one each, and the schema of all others."""
-    first, others = schema.get("prefixItems", []), schema.get("items", True)
-    if isinstance(others, list):  # as in draft 7
-        return others, schema.get("additionalItems", True)
-    return first, others
+    first_items, other_items = schema.get("prefixItems", []), schema.get("items", True)
+    if isinstance(other_items, list):  # as in draft 7
+        return other_items, schema.get("additionalItems", True)
+    return first_items, other_items
 
 
 def definition_name(reference: str) -> str:
@@ -75,17 +75,18 @@ class References:
 
     @cached_property
     def _anchors(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        """The subschemas that have a name (`$anchor`), by that name."""
+        anchors: dict[str, Any] = {}
         pending = [self._root]
         while pending:
             node = pending.pop()
             if isinstance(node, Mapping):
                 if isinstance(node.get("$anchor"), str):
-                    found[node["$anchor"]] = node
+                    anchors[node["$anchor"]] = node
                 pending.extend(node.values())
             elif isinstance(node, list | tuple):
                 pending.extend(node)
-        return found
+        return anchors
 
 
 def _member(node: Any, step: str) -> Any:
@@ -117,4 +118,6 @@ _TYPES: Final = {
 
 def type_of(value: Any) -> str:
     """Return the JSON type of a value."""
-    return next((name for kind, name in _TYPES.items() if isinstance(value, kind)), "null")
+    return next(
+        (name for python_type, name in _TYPES.items() if isinstance(value, python_type)), "null"
+    )

@@ -12,8 +12,8 @@ from holdfast.front.toolcalls.incoming import Incoming, Parser
 from holdfast.front.toolcalls.literals import Literals
 from holdfast.front.toolcalls.tagged_parameters import read_json_call
 
-_KEYWORD: Final = re.compile(r"([^\s=,()\[\]{}'\":]+)\s*=(?!=)\s*")
-_NAME_LENGTH: Final = 256
+_KEY_AND_EQUALS: Final = re.compile(r"([^\s=,()\[\]{}'\":]+)\s*=(?!=)\s*")
+_LONGEST_NAME: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,10 @@ class PythonCalls(CallFormat):
         close = self.wrapper[1]
         yield from source.read_any(self.wrapper[0])
         yield from source.skip_space_and_read("[")
-        literals, begun = Literals(stops=(close,)), False
+        literals, has_calls = Literals(stops=(close,)), False
         while True:
             yield from source.skip_space()
-            if begun and source.starts_with(",", ";"):
+            if has_calls and source.starts_with(",", ";"):
                 source.place += 1
                 continue
             if (yield from source.read_any("]")) or (yield from source.match_at((close,))):
@@ -57,18 +57,19 @@ class PythonCalls(CallFormat):
             start = source.place
             if not (yield from self._read_call(source, deltas, literals)):
                 source.place = start
-                return begun
-            begun = True
+                return has_calls
+            has_calls = True
         yield from source.skip_space_and_read(close)
-        return begun
+        return has_calls
 
     def _read_call(
         self, source: Incoming, deltas: AnswerDeltas, literals: Literals
     ) -> Parser[bool]:
+        """Read `NAME(KEY=VALUE, ...)`, or a call in JSON. Returns False if there is none."""
         if (yield from read_json_call(source, deltas, repair="")):
             return True
         ends = ("(", ")", "]", "[", "{", "\n", ",", "=")
-        name, marker = yield from source.read_to(ends, limit=_NAME_LENGTH)
+        name, marker = yield from source.read_to(ends, limit=_LONGEST_NAME)
         tool = deltas.tools.resolve(name) if marker == "(" else None
         if tool is None:
             return False
@@ -95,27 +96,29 @@ class PythonCalls(CallFormat):
     ) -> Parser[None]:
         """Read an argument. One without a name is assigned to the tool's next free parameter."""
         at, marker = yield from source.find(tuple("=,()[]{}'\":"), source.place)
+        # a second `=` may follow, so that the first one belongs to the value
         while at + 1 == len(source.text) and marker == "=" and not source.has_ended:
             yield
-        keyword = _KEYWORD.match(source.text, source.place)
-        if keyword:
-            key, source.place = source.plain(keyword[1]), keyword.end()
+        key_match = _KEY_AND_EQUALS.match(source.text, source.place)
+        if key_match:
+            key, source.place = source.plain(key_match[1]), key_match.end()
         else:
-            free = (name for name in deltas.types.properties if name not in deltas.seen_keys)
-            key = next(free, f"argument_{len(deltas.seen_keys) + 1}")
-            deltas.repair("positional_argument")
+            unused_keys = (name for name in deltas.types.properties if name not in deltas.seen_keys)
+            key = next(unused_keys, f"argument_{len(deltas.seen_keys) + 1}")
+            deltas.note_repairs("positional_argument")
         repairs: list[str] = []
         value = yield from literals.read_value(source, repairs, ends=",)")
         deltas.emit_key(key)
         deltas.emit_json(value)
-        deltas.repair(*repairs)
+        deltas.note_repairs(*repairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BracedCalls(CallFormat):
     """A family that writes one or more `call:NAME{KEY:VALUE,...}` between two markers.
 
-    quote: the quotation mark on both sides of a string without escapes.
+    quote: the quotation mark on both sides of a string without escapes. lead: the text before a
+    call's name.
     """
 
     wrapper: tuple[str, str] = ("<|tool_call>", "<tool_call|>")
@@ -172,7 +175,7 @@ class BracedCalls(CallFormat):
     def _read_call(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read a name and its arguments. Returns False if there is none."""
         name, marker = yield from source.read_to(
-            ("{", "\n", "}", *self.markers), limit=_NAME_LENGTH
+            ("{", "\n", "}", *self.markers), limit=_LONGEST_NAME
         )
         tool = deltas.tools.resolve(name) if marker == "{" else None
         if tool is None:
@@ -183,6 +186,7 @@ class BracedCalls(CallFormat):
         return True
 
     def _read_arguments(self, source: Incoming, deltas: AnswerDeltas) -> Parser[None]:
+        """Read the arguments of an open call, and end the call."""
         literals = Literals(raw_quotes=(self.quote,), bare_keys=True, stops=(self.wrapper[1],))
         repairs: list[str] = []
         while True:

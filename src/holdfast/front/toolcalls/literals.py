@@ -38,9 +38,9 @@ _CLOSERS: Final = {"[": "]", "(": ")", "{": "}"}
 _AFTER_STRING: Final = ",]}:"
 _MAX_DEPTH: Final = 64  # maximum nesting of brackets; clients cannot parse deeper values
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
-_AFTER_BARE: Final = tuple(" \n\t\r,:[]{}\"'")
+_END_UNQUOTED: Final = tuple(" \n\t\r,:[]{}\"'")
 _NOT_JSON_SPACE: Final = re.compile(r"[^ \t\r\n]")
-_HEX: Final = re.compile(r"[0-9a-fA-F]{4}")
+_FOUR_HEX_DIGITS: Final = re.compile(r"[0-9a-fA-F]{4}")
 _JSON_CLOSERS: Final = {"{": "}", "[": "]"}
 _JSON_ESCAPES: Final = '"\\/bfnrt'
 
@@ -75,18 +75,20 @@ class Literals:
         """
         quote = yield from source.skip_space_and_read(*self.raw_quotes, *_QUOTES)
         if quote:
-            return json_text((yield from self._string(source, repairs, quote)))
+            return json_text((yield from self._read_string_text(source, repairs, quote)))
         bracket = source.text[source.place : source.place + 1]
         if bracket in _CLOSERS and depth < _MAX_DEPTH:
             source.place += 1
-            return (yield from self._members(source, repairs, bracket=bracket, depth=depth + 1))
+            return (
+                yield from self._read_members(source, repairs, bracket=bracket, depth=depth + 1)
+            )
         return _unquoted_value((yield from _read_until(source, (*ends, *self.stops))), repairs)
 
     def read_key(self, source: Incoming, repairs: list[str]) -> Parser[str]:
         """Read the key of an object's member and the colon after it."""
         quote = yield from source.read_any(*self.raw_quotes, *_QUOTES)
         if quote:
-            key = yield from self._string(source, repairs, quote)
+            key = yield from self._read_string_text(source, repairs, quote)
             if self.bare_keys:
                 _add_repair(repairs, "quoted_key")
         else:
@@ -94,11 +96,11 @@ class Literals:
         yield from source.skip_space_and_read(":")
         return key
 
-    def _string(self, source: Incoming, repairs: list[str], quote: str) -> Parser[str]:
+    def _read_string_text(self, source: Incoming, repairs: list[str], quote: str) -> Parser[str]:
         """Read a string after its opening quote."""
         start = source.place
-        raw = quote in self.raw_quotes
-        markers = (quote,) if raw else (quote, "\\")
+        is_raw = quote in self.raw_quotes
+        markers = (quote,) if is_raw else (quote, "\\")
         while True:
             at, marker = yield from source.find(markers, source.place)
             source.place = min(len(source.text), at + len(marker))
@@ -107,7 +109,7 @@ class Literals:
                     yield
                 source.place = min(len(source.text), source.place + 1)
                 continue
-            may_be_inner = bool(marker) and not raw and len(quote) == 1
+            may_be_inner = bool(marker) and not is_raw and len(quote) == 1
             if may_be_inner and not (
                 yield from _is_closing_quote(source, source.place, self.stops, _AFTER_STRING + ")")
             ):
@@ -116,9 +118,9 @@ class Literals:
             if not marker:
                 _add_repair(repairs, "unclosed_value")
             text = source.plain(source.text[start:at])
-            return text if raw else unescaped(text)
+            return text if is_raw else unescaped(text)
 
-    def _members(
+    def _read_members(
         self, source: Incoming, repairs: list[str], *, bracket: str, depth: int
     ) -> Parser[str]:
         """Read what follows an opening bracket, up to a closing bracket of any kind."""
@@ -163,12 +165,13 @@ def unescaped(text: str) -> str:
     """Replace the escapes of JSON and Python in the text of a string. Other escapes are kept."""
     if "\\" not in text:
         return text
-    joined = _ESCAPE.sub(_character, text)
+    joined = _ESCAPE.sub(_unescaped_character, text)
     # two escapes may encode one character
     return joined.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _character(match: re.Match[str]) -> str:
+def _unescaped_character(match: re.Match[str]) -> str:
+    """The character of an escape; the escape itself if it is not one of JSON or Python."""
     code = match[1]
     if code[0] in "uUx" and len(code) > 1:
         number = int(code[1:], 16)
@@ -240,10 +243,11 @@ class JsonStream:
         self._emit = emit
         self._stops = tuple(stops)
         self._follows = tuple(follows)
-        self._open: list[str] = []  # open brackets
+        self._open_brackets: list[str] = []  # the outermost first
+        # what may come now; "next" is a comma or a closing bracket
         self._expects: Literal["key", "value", "next"] = "value"
         self._awaits_value = False  # a key and its colon were passed on, but no value yet
-        self._too_deep = 0  # open brackets that were left out
+        self._omitted_brackets = 0  # number of open brackets that were left out
         self._pending = ""  # a comma and white space that are passed on together with the next text
 
     def read(self) -> Parser[None]:
@@ -251,7 +255,7 @@ class JsonStream:
         source = self._source
         self._open_bracket(source.text[source.place])
         source.place += 1
-        while self._open:
+        while self._open_brackets:
             start = source.place
             while not source.at_end and source.text[source.place].isspace():
                 source.place += 1
@@ -260,7 +264,7 @@ class JsonStream:
             if not source.at_end:
                 if self._stops and (yield from source.match_at(self._stops)):
                     break
-                yield from self._step(source.text[source.place])
+                yield from self._read_step(source.text[source.place])
             elif source.has_ended:
                 break
             else:
@@ -268,34 +272,36 @@ class JsonStream:
         self._close_all()
         source.drop_read()
 
-    def _step(self, character: str) -> Parser[None]:
-        """Read what begins with a character, and repair what JSON does not allow there."""
+    def _read_step(self, character: str) -> Parser[None]:
+        """Read the bracket, separator, key or value that begins with this character. Repairs what
+        JSON does not allow here.
+        """
         source = self._source
         expects_key = self._expects == "key" or (
-            self._expects == "next" and self._next_in_container == "key"
+            self._expects == "next" and self._expected_in_bracket == "key"
         )
         if character in "}]":
             source.place += 1
-            self._close(character)
+            self._close_bracket(character)
         elif character == "," and self._expects == "next":
             source.place += 1
             self._pending += ","
-            self._expects = self._next_in_container
+            self._expects = self._expected_in_bracket
         elif character in ",:":
             source.place += 1
-            self._repair("extra_comma" if character == "," else "extra_colon")
-        elif character in _JSON_CLOSERS and len(self._open) >= _MAX_DEPTH:
+            self._note_repair("extra_comma" if character == "," else "extra_colon")
+        elif character in _JSON_CLOSERS and len(self._open_brackets) >= _MAX_DEPTH:
             source.place += 1
-            self._too_deep += 1
-            self._repair("too_deep")
+            self._omitted_brackets += 1
+            self._note_repair("too_deep")
         elif character in _JSON_CLOSERS and expects_key:
             source.place += 1
-            self._repair("extra_bracket")
+            self._note_repair("extra_bracket")
         else:
             if self._expects == "next":
-                self._repair("missing_comma")
+                self._note_repair("missing_comma")
                 self._pending += ","
-                self._expects = self._next_in_container
+                self._expects = self._expected_in_bracket
             self._emit_pending()
             yield from self._read_value_or_key(character)
 
@@ -316,12 +322,13 @@ class JsonStream:
             self._awaits_value = False
 
     def _read_colon(self) -> Parser[None]:
+        """Read the colon after a key; a missing one is inserted."""
         source = self._source
         start = source.place
         yield from source.skip_space()
         space = _json_space(source.text[start : source.place])
         if not (yield from source.read_any(":")):
-            self._repair("missing_colon")
+            self._note_repair("missing_colon")
             space = ""
         self._emit(space + ":")
         self._expects = "value"
@@ -331,7 +338,7 @@ class JsonStream:
         """Read a string. A quote that cannot be the closing one is part of the string."""
         source = self._source
         if quote == "'":
-            self._repair("single_quotes")
+            self._note_repair("single_quotes")
         self._emit('"')
         source.place += 1
         markers = (quote, "\\", *self._stops)
@@ -357,9 +364,9 @@ class JsonStream:
                 self._emit(self._escaped(marker))
                 source.place += len(marker)
                 if marker == quote:
-                    self._repair("inner_quote")
+                    self._note_repair("inner_quote")
         self._emit('"')
-        self._repair("unclosed_value")
+        self._note_repair("unclosed_value")
 
     def _string_ends_at(self, marker: str, quote: str) -> Parser[bool]:
         """Whether the string ends at the marker at the current position."""
@@ -375,14 +382,16 @@ class JsonStream:
         code = source.text[source.place + 1 : source.place + 2]
         if code == "u":
             yield from self._wait_for(6)
-        wide = code == "u" and _HEX.fullmatch(source.text[source.place + 2 : source.place + 6])
-        if wide or (code and code in _JSON_ESCAPES):
-            length = 6 if wide else 2
+        is_unicode_escape = code == "u" and _FOUR_HEX_DIGITS.fullmatch(
+            source.text[source.place + 2 : source.place + 6]
+        )
+        if is_unicode_escape or (code and code in _JSON_ESCAPES):
+            length = 6 if is_unicode_escape else 2
             self._emit(source.text[source.place : source.place + length])
         else:
             length = 2 if code == "'" else 1
             self._emit("'" if code == "'" else "\\\\")
-            self._repair("bad_escape")
+            self._note_repair("bad_escape")
         source.place += length
 
     def _wait_for(self, length: int) -> Parser[None]:
@@ -393,24 +402,24 @@ class JsonStream:
 
     def _read_unquoted(self) -> Parser[None]:
         """Read an unquoted word: a number, a literal of JSON or Python, or text."""
-        word, _ = yield from self._source.read_to((*self._stops, *_AFTER_BARE))
+        word, _ = yield from self._source.read_to((*self._stops, *_END_UNQUOTED))
         if self._expects == "key":
-            self._repair("bare_key")
+            self._note_repair("bare_key")
             self._emit(json_text(word))
         elif word in ("true", "false", "null") or NUMBER.fullmatch(word):
             self._emit(word)
         elif word in _PYTHON_WORDS:
-            self._repair("python_literal")
+            self._note_repair("python_literal")
             self._emit(_PYTHON_WORDS[word])
         else:
-            self._repair("bare_string")
+            self._note_repair("bare_string")
             self._emit(json_text(word))
 
     def _escaped(self, text: str) -> str:
         """Return the text of a string escaped for JSON, with markers written out."""
         plain = self._source.plain(text)
         if _CONTROL.search(plain):
-            self._repair("raw_control_character")
+            self._note_repair("raw_control_character")
         elif '"' not in plain:
             return plain
         return json_text(plain)[1:-1]
@@ -418,52 +427,57 @@ class JsonStream:
     # brackets
 
     @property
-    def _next_in_container(self) -> Literal["key", "value"]:
-        return "key" if self._open[-1] == "{" else "value"
+    def _expected_in_bracket(self) -> Literal["key", "value"]:
+        """What comes first, and after a comma, inside the innermost open bracket."""
+        return "key" if self._open_brackets[-1] == "{" else "value"
 
     def _open_bracket(self, bracket: str) -> None:
+        """Pass on an opening bracket, inside of which the reader now is."""
         self._emit(bracket)
-        self._open.append(bracket)
-        self._expects = self._next_in_container
+        self._open_brackets.append(bracket)
+        self._expects = self._expected_in_bracket
         self._awaits_value = False
 
-    def _close(self, character: str) -> None:
+    def _close_bracket(self, character: str) -> None:
         """Close the bracket that matches this one, and all brackets inside it."""
-        if self._too_deep:
-            self._too_deep -= 1
+        if self._omitted_brackets:
+            self._omitted_brackets -= 1
             return
-        if character not in (_JSON_CLOSERS[bracket] for bracket in self._open):
-            self._repair("extra_bracket")
+        if character not in (_JSON_CLOSERS[bracket] for bracket in self._open_brackets):
+            self._note_repair("extra_bracket")
             return
-        while _JSON_CLOSERS[self._open[-1]] != character:
-            self._repair("missing_bracket")
+        while _JSON_CLOSERS[self._open_brackets[-1]] != character:
+            self._note_repair("missing_bracket")
             self._close_innermost()
         self._close_innermost()
 
     def _close_all(self) -> None:
-        if self._open:
-            self._repair("unclosed_value")
-        while self._open:
+        """Close the brackets that are still open when the text or the call ends."""
+        if self._open_brackets:
+            self._note_repair("unclosed_value")
+        while self._open_brackets:
             self._close_innermost()
 
     def _close_innermost(self) -> None:
+        """Close the innermost bracket; a missing value is null, a trailing comma is omitted."""
         if self._awaits_value:
-            self._repair("missing_value")
+            self._note_repair("missing_value")
             self._pending += "null"
         elif "," in self._pending:
-            self._repair("trailing_comma")
+            self._note_repair("trailing_comma")
             self._pending = self._pending.replace(",", "")
         self._emit_pending()
-        self._emit(_JSON_CLOSERS[self._open.pop()])
+        self._emit(_JSON_CLOSERS[self._open_brackets.pop()])
         self._expects = "next"
         self._awaits_value = False
 
     def _emit_pending(self) -> None:
+        """Pass on the comma and the white space that were waiting for what follows them."""
         if self._pending:
             self._emit(self._pending)
             self._pending = ""
 
-    def _repair(self, name: str) -> None:
+    def _note_repair(self, name: str) -> None:
         _add_repair(self.repairs, name)
 
 

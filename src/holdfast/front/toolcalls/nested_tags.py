@@ -30,13 +30,13 @@ from holdfast.front.toolcalls.tagged_parameters import (
     read_value,
 )
 
-_SPACES: Final = ("\\n",)  # some models write a line break as these two characters
-_NAME_LENGTH: Final = 256
-_WORDS_LENGTH: Final = 4096
+_EXTRA_SPACES: Final = ("\\n",)  # some models write a line break as these two characters
+_LONGEST_NAME: Final = 256  # characters, as are the other limits of this module
+_LONGEST_WORDS: Final = 4096
 _TAG: Final = re.compile(r"<(/?)([^\s<>=\"]+)(?:\s*=?\s*(?:name\s*=\s*)?\"?([^\"<>]*)\"?)?\s*>")
-_TAG_LENGTH: Final = 300
+_LONGEST_TAG: Final = 300
 _MAX_DEPTH: Final = 32
-_GUESSED: Final = frozenset({"number", "boolean"})  # types tried for members without a schema
+_GUESSED_TYPES: Final = frozenset({"number", "boolean"})  # types tried for members without a schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class KeyValueTags(CallFormat):
     `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
 
     section: tags around all calls of a turn. name_end: text after the name. between: text that
-    separates two calls.
+    separates two calls. call, key, value: the tags around each.
     """
 
     section: tuple[str, str] = ("", "")
@@ -65,15 +65,15 @@ class KeyValueTags(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        lead = self.key[1] + self.value[0]
+        before_value = self.key[1] + self.value[0]
         end = self.value[1].rstrip()
         return CallLayout(
             opening=self.section[0] + self.call[0],
             heads=("{name}" + self.name_end,),
             values=TaggedValues(
                 before=self.key[0],
-                text=lead,
-                json=lead,
+                text=before_value,
+                json=before_value,
                 end=end,
                 gap=self.value[1].removeprefix(end),
             ),
@@ -89,29 +89,29 @@ class KeyValueTags(CallFormat):
             return (yield from self._read_call(source, deltas))
         has_calls = False
         while True:
-            yield from source.skip_space(spaces=_SPACES)
+            yield from source.skip_space(spaces=_EXTRA_SPACES)
             start = source.place
             if not (yield from source.read_any(self.call[0].strip())):
                 if has_calls:
                     yield from source.read_any(self.section[1].strip())
                 return has_calls
-            read = yield from self._read_call(source, deltas)
-            has_calls = has_calls or read
-            if not read:
+            is_call = yield from self._read_call(source, deltas)
+            has_calls = has_calls or is_call
+            if not is_call:
                 source.place = start
                 return has_calls
 
     def _read_call(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
         """Read a call after the marker that opens it."""
-        yield from source.skip_space(spaces=_SPACES)
+        yield from source.skip_space(spaces=_EXTRA_SPACES)
         if (yield from read_json_call(source, deltas)):
-            yield from self._close(source)
+            yield from self._read_closing_tag(source)
             return True
         name_end, key, close = self.name_end.strip(), self.key[0].strip(), self.call[1].strip()
         ends = tuple(
-            marker for marker in (" ", "\n", "{", *_SPACES, name_end, key, close) if marker
+            marker for marker in (" ", "\n", "{", *_EXTRA_SPACES, name_end, key, close) if marker
         )
-        name, _ = yield from source.read_to(ends, limit=_NAME_LENGTH)
+        name, _ = yield from source.read_to(ends, limit=_LONGEST_NAME)
         tool = deltas.tools.resolve(name)
         if tool is None:
             return False
@@ -119,16 +119,18 @@ class KeyValueTags(CallFormat):
         if not (yield from source.match_at((key, "{"))):
             if not tool.declared:
                 return False  # a single word between the markers is not a call
-            if not (yield from self._ends_here(source)):
+            if not (yield from self._call_ends_here(source)):
                 return (yield from self._read_words(source, deltas, tool))
         deltas.begin_call(tool)
         yield from self._read_pairs(source, deltas)
         return True
 
-    def _ends_here(self, source: Incoming) -> Parser[bool]:
+    def _call_ends_here(self, source: Incoming) -> Parser[bool]:
         """Whether a call without arguments ends here."""
-        outer = distinct(self.section[1], *self.call)
-        return bool((yield from source.match_at(outer))) or (source.has_ended and source.at_end)
+        outer_markers = distinct(self.section[1], *self.call)
+        return bool((yield from source.match_at(outer_markers))) or (
+            source.has_ended and source.at_end
+        )
 
     def _read_words(self, source: Incoming, deltas: AnswerDeltas, tool: ToolName) -> Parser[bool]:
         """Read a call whose arguments are words of the form `KEY=VALUE`.
@@ -136,10 +138,10 @@ class KeyValueTags(CallFormat):
         Returns False if any word has another form or an undeclared key.
         """
         at, marker = yield from source.find(
-            (self.call[1].strip(),), source.place, limit=_WORDS_LENGTH
+            (self.call[1].strip(),), source.place, limit=_LONGEST_WORDS
         )
-        ends = bool(marker) or at == len(source.text)
-        words = _key_value_words(source.text_until(at)) if ends else {}
+        is_complete = bool(marker) or at == len(source.text)
+        words = _key_value_words(source.text_until(at)) if is_complete else {}
         properties = deltas.tools.parameters(tool.name).properties
         if not words or not words.keys() <= properties.keys():
             return False
@@ -148,50 +150,52 @@ class KeyValueTags(CallFormat):
         for key, text in words.items():
             deltas.emit_key(key)
             deltas.emit_typed(text, deltas.types.of_parameter(key))
-        closed = yield from self._close(source)
+        closed = yield from self._read_closing_tag(source)
         deltas.end_call(closed=closed)
         source.drop_read()
         return True
 
     def _skip_name_end(self, source: Incoming, name_end: str) -> Parser[None]:
-        yield from source.skip_space(spaces=_SPACES)
+        """Move past white space and the markup after a call's name."""
+        yield from source.skip_space(spaces=_EXTRA_SPACES)
         if name_end and (yield from source.read_any(name_end)):
-            yield from source.skip_space(spaces=_SPACES)
+            yield from source.skip_space(spaces=_EXTRA_SPACES)
 
     def _read_pairs(self, source: Incoming, deltas: AnswerDeltas) -> Parser[None]:
         """Read the pairs of an open call, and the end of the call."""
         if (yield from read_json_body(source, deltas, stops=(self.call[1].strip(),))):
-            closed = yield from self._close(source)
+            closed = yield from self._read_closing_tag(source)
             deltas.end_call(closed=closed, complete=True)
             return
         key, key_close, value_open = self.key[0].strip(), self.key[1].strip(), self.value[0].strip()
         while (yield from source.read_any(key)):
-            name, marker = yield from source.read_to((key_close, value_open), limit=_NAME_LENGTH)
+            name, marker = yield from source.read_to((key_close, value_open), limit=_LONGEST_NAME)
             source.place += len(marker) if marker == key_close else 0
-            yield from source.skip_space(spaces=_SPACES)
+            yield from source.skip_space(spaces=_EXTRA_SPACES)
             opened = yield from source.read_any(value_open)
-            deltas.repair("" if marker == key_close and opened else "missing_tag")
+            deltas.note_repairs("" if marker == key_close and opened else "missing_tag")
             deltas.emit_key(name.strip())
             yield from read_value(
                 source, deltas, self._value_ends(), types=deltas.types.of_parameter(name)
             )
-            yield from source.skip_space(spaces=_SPACES)
-        closed = yield from self._close(source)
+            yield from source.skip_space(spaces=_EXTRA_SPACES)
+        closed = yield from self._read_closing_tag(source)
         deltas.end_call(closed=closed)
         source.drop_read()
 
     def _value_ends(self) -> tuple[ValueEnd, ...]:
         """What may end a value. A closing tag does so only if the rest of a call follows it."""
         key, close, value_close = self.key[0].strip(), self.call[1].strip(), self.value[1].strip()
-        outer = distinct(self.section[1], self.call[0])
+        outer_markers = distinct(self.section[1], self.call[0])
         return (
-            ValueEnd(value_close, (key, close), spaces=_SPACES),
-            ValueEnd(close, outer, closes=False),
+            ValueEnd(value_close, (key, close), spaces=_EXTRA_SPACES),
+            ValueEnd(close, outer_markers, closes=False),
             ValueEnd(key, (self.key[1].strip(),), closes=False, names_parameter=True),
         )
 
-    def _close(self, source: Incoming) -> Parser[bool]:
-        yield from source.skip_space(spaces=_SPACES)
+    def _read_closing_tag(self, source: Incoming) -> Parser[bool]:
+        """Read the closing tag of a call. Returns False if it is missing."""
+        yield from source.skip_space(spaces=_EXTRA_SPACES)
         return bool((yield from source.read_any(self.call[1].strip())))
 
 
@@ -210,13 +214,16 @@ class Tag(NamedTuple):
     """A tag, without the marker before it."""
 
     name: str
-    closes: bool
+    closes: bool  # whether it is a closing tag
     value: str  # value of the tag's only attribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NestedTags(CallFormat):
-    """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>`, each tag after `marker`."""
+    """A family that writes `<invoke name="NAME"><KEY>VALUE</KEY></invoke>`, each tag after `marker`.
+
+    section: the name of the tag around all calls. item: that of the tag around an array's item.
+    """
 
     marker: str = "]<]minimax[>["
     section: str = "tool_call"
@@ -233,13 +240,13 @@ class NestedTags(CallFormat):
 
     @property
     def layout(self) -> CallLayout:
-        lead = f'{self.marker}<{self.call} name="'
+        before_name = f'{self.marker}<{self.call} name="'
         return CallLayout(
-            opening=f"{self.marker}<{self.section}>\n{lead}",
+            opening=f"{self.marker}<{self.section}>\n{before_name}",
             heads=('{name}">',),
             values=NestedValues(marker=self.marker, item=self.item),
             tail=f"{self.marker}</{self.call}>\n",
-            again=lead,
+            again=before_name,
             closing=f"{self.marker}</{self.section}>",
         )
 
@@ -264,6 +271,7 @@ class NestedTags(CallFormat):
                 return has_calls
 
     def _read_arguments(self, source: Incoming, deltas: AnswerDeltas) -> Parser[None]:
+        """Read the arguments of an open call, and end the call."""
         while True:
             yield from source.skip_space()
             if (yield from read_json_body(source, deltas, stops=(self.marker,))):
@@ -282,20 +290,26 @@ class NestedTags(CallFormat):
                 yield from read_value(source, deltas, self._string_ends(tag.name), types=STRING)
             else:
                 schema = deltas.types.properties.get(tag.name)
-                deltas.emit_json((yield from self._value(source, deltas, schema, depth=0)))
+                deltas.emit_json(
+                    (yield from self._read_value_as_json(source, deltas, schema, depth=0))
+                )
             source.drop_read()
 
     def _string_ends(self, name: str) -> tuple[ValueEnd, ...]:
-        others = (f"{self.marker}</{self.call}>", f"{self.marker}</{self.section}>")
+        """What ends a string argument: its closing tag, or that of the call or of all calls."""
+        outer_closings = (f"{self.marker}</{self.call}>", f"{self.marker}</{self.section}>")
         return (
             ValueEnd(f"{self.marker}</{name}>", ()),
-            *(ValueEnd(marker, (), closes=False) for marker in others),
+            *(ValueEnd(marker, (), closes=False) for marker in outer_closings),
         )
 
-    def _value(
+    def _read_value_as_json(
         self, source: Incoming, deltas: AnswerDeltas, schema: Any, *, depth: int
     ) -> Parser[str]:
-        """Read up to the tag that closes a value. Returns the value as JSON text."""
+        """Read up to the tag that closes a value. Returns the value as JSON text.
+
+        depth: number of values around this one.
+        """
         text, _ = yield from source.read_to((self.marker,))
         names: list[str] = []
         values: list[str] = []
@@ -306,12 +320,18 @@ class NestedTags(CallFormat):
             if tag is None or tag.closes or depth > _MAX_DEPTH:
                 if tag is None or tag.name in (self.call, self.section):
                     source.place = start
-                    deltas.repair("unclosed_value")
+                    deltas.note_repairs("unclosed_value")
                 break
             names.append(tag.name)
-            inner = deltas.types.inner(schema, tag.name)
-            values.append((yield from self._value(source, deltas, inner, depth=depth + 1)))
-        types = deltas.types.allowed(schema)
+            member_schema = deltas.types.inner_schema(schema, tag.name)
+            values.append(
+                (
+                    yield from self._read_value_as_json(
+                        source, deltas, member_schema, depth=depth + 1
+                    )
+                )
+            )
+        types = deltas.types.allowed_types(schema)
         if self._is_list(names, types, declares_item=deltas.types.declares(schema, self.item)):
             return f"[{', '.join(values)}]"
         if names:
@@ -319,8 +339,8 @@ class NestedTags(CallFormat):
             return "{" + ", ".join(f"{json_text(name)}: {value}" for name, value in members) + "}"
         if not text and types and "string" not in types:
             return "[]" if "array" in types else "{}"
-        value = convert_to_type(text, types or (_GUESSED if depth else types))
-        deltas.repair(value.repair)
+        value = convert_to_type(text, types or (_GUESSED_TYPES if depth else types))
+        deltas.note_repairs(value.repair)
         return value.json
 
     def _is_list(
@@ -340,10 +360,10 @@ class NestedTags(CallFormat):
         if not (yield from source.read_any(self.marker)):
             return None
         at, marker = yield from source.find(
-            (">", "\n", self.marker), source.place, limit=_TAG_LENGTH
+            (">", "\n", self.marker), source.place, limit=_LONGEST_TAG
         )
-        found = _TAG.fullmatch(source.text[source.place : at + 1]) if marker == ">" else None
-        if found is None:
+        match = _TAG.fullmatch(source.text[source.place : at + 1]) if marker == ">" else None
+        if match is None:
             return None
         source.place = at + 1
-        return Tag(found[2], bool(found[1]), found[3] or "")
+        return Tag(match[2], bool(match[1]), match[3] or "")
