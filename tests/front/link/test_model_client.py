@@ -597,7 +597,7 @@ class Unwalked(dict[str, Any]):
 
 def test_a_submission_does_not_visit_the_other_open_requests(front: Front) -> None:
     front.submit(*"abc")
-    front.client._open = Unwalked(front.client._open)
+    front.client._open_requests = Unwalked(front.client._open_requests)
     front.submit("d")
     assert front.worker.ids == [*"abcd"]
     with pytest.raises(AssertionError, match="visited"):
