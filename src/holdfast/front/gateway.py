@@ -230,19 +230,17 @@ class Gateway:
         async with AsyncExitStack() as lease:
             client, bundle = await self._lease_client(request.model, 1, lease)
             prepare_ranking = partial(ranking, request, bundle, info=client.info)
-            documents_ranking = await asyncio.get_running_loop().run_in_executor(
+            prepared = await asyncio.get_running_loop().run_in_executor(
                 self._threads_of(request.model), prepare_ranking
             )
-            if documents_ranking.shared_prefix is not None:
-                await read_prompts(
-                    client, [documents_ranking.shared_prefix], field_of=lambda _: "query"
-                )
+            if prepared.shared_prefix is not None:
+                await read_prompts(client, [prepared.shared_prefix], field_of=lambda _: "query")
             results = await read_prompts(
                 client,
-                documents_ranking.sequences,
-                field_of=lambda index: f"documents.{documents_ranking.document_indices[index]}",
+                prepared.sequences,
+                field_of=lambda index: f"documents.{prepared.document_indices[index]}",
             )
-        return documents_ranking.relevances(results)
+        return prepared.relevances(results)
 
     async def tokenizer_of(self, model: str) -> Tokenizer:
         """The tokenizer of a model, which need not be loaded.
@@ -263,11 +261,7 @@ class Gateway:
         running_answers = tuple(
             self._running_answers.get((model, command.tenant, command.session_id), ())
         )
-        unsubmitted = [
-            running_answer
-            for running_answer in running_answers
-            if not running_answer.submitted.is_set()
-        ]
+        unsubmitted = [each for each in running_answers if not each.submitted.is_set()]
         if command.operation == "close":
             for running_answer in running_answers:
                 running_answer.is_closed = True

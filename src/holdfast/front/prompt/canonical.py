@@ -94,11 +94,11 @@ class FirstForms:
         except (TypeError, ValueError, RecursionError):  # not JSON
             return dict(tool)
         content_hash = _hash_of(tenant, "tool", content)
-        first_form = self._remember_first_form(
+        first_form = self._first_form(
             content_hash, KeptPart(ordered_tool), _COPIES_OF_PART * len(content)
         )
         if exact_hash is not None:
-            self._remember_first_form(exact_hash, content_hash, 0)
+            self._first_form(exact_hash, content_hash, 0)
         return cast(KeptPart, first_form)
 
     def message(
@@ -155,7 +155,7 @@ class FirstForms:
         normalized: the arguments in one spelling, by which equal arguments are recognized.
         """
         key = _hash_of(tenant, "call", call_id, normalized)
-        return cast(str, self._remember_first_form(key, arguments, len(arguments)))
+        return cast(str, self._first_form(key, arguments, len(arguments)))
 
     def system_text(self, parts: Sequence[str], *, tenant: str = "") -> str:
         """The parts of a system prompt joined into one text.
@@ -169,7 +169,7 @@ class FirstForms:
         known_texts = (self._forms.get(key) for key in keys)
         text = next((each for each in known_texts if each is not None), "".join(candidates[:1]))
         for key in keys:
-            self._remember_first_form(key, text, len(text))
+            self._first_form(key, text, len(text))
         return text
 
     def check_invariants(self) -> None:
@@ -187,7 +187,7 @@ class FirstForms:
         content_hash = self._forms.get(exact_hash)
         return None if content_hash is None else self._forms.get(content_hash)
 
-    def _remember_first_form(self, key: bytes, new_form: Any, size: int) -> Any:
+    def _first_form(self, key: bytes, new_form: Any, size: int) -> Any:
         """The form that is remembered under a key; if there is none, the new form, which is
         remembered then.
         """

@@ -365,10 +365,8 @@ def _with_ends(dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokeniz
         for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
     }
     ends = find_turn_ends(template, dialect, tokens=token_ids)
-    declared_ends = [
-        text for text, token_id in token_ids.items() if token_id in tokenizer.eos_token_ids
-    ]
-    turn_ends = dict.fromkeys((*ends.turn, *declared_ends))
+    declared = [text for text, token_id in token_ids.items() if token_id in tokenizer.eos_token_ids]
+    turn_ends = dict.fromkeys((*ends.turn, *declared))
     is_in_channels = dialect.calls is not None and bool(dialect.calls.channel_starts)
     message_ends = (
         () if is_in_channels else tuple(end for end in ends.message if end not in turn_ends)

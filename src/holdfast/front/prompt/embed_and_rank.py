@@ -432,19 +432,17 @@ def _likelihood_request(
     """A request for the probabilities of the query's tokens after one document."""
     # The document comes first, so that it stays cached and another query can follow it.
     tokenizer = bundle.tokenizer
-    text_before_query = (
-        f"Document: {tokenizer.guard(well_formed(request.documents[document_index]))}"
-    )
+    beginning = f"Document: {tokenizer.guard(well_formed(request.documents[document_index]))}"
     if request.instruction:
-        text_before_query += f"\nInstruction: {tokenizer.guard(well_formed(request.instruction))}"
-    text_before_query += "\nQuery:"
+        beginning += f"\nInstruction: {tokenizer.guard(well_formed(request.instruction))}"
+    beginning += "\nQuery:"
     query = tokenizer.guard(well_formed(request.query))
-    (encoded,) = tokenizer.encode_in_place([f"{text_before_query} {query}"])
+    (encoded,) = tokenizer.encode_in_place([f"{beginning} {query}"])
     bos = tokenizer.bos_token_id
     has_bos = bos is not None and tokenizer.encode("a", add_special_tokens=True)[0] == bos
     bos_tokens = TokenIds.of((bos,) if bos is not None and has_bos else ())
     # the first token of the prompt has no probability
-    scored_from = max(1, len(bos_tokens) + encoded.tokens_before(len(text_before_query)))
+    scored_from = max(1, len(bos_tokens) + encoded.tokens_before(len(beginning)))
     token_ids = bos_tokens + encoded.token_ids
     if scored_from >= len(token_ids):
         raise InvalidRequest("`query` must have at least one token", field="query")
@@ -497,11 +495,7 @@ def _yes_logprob(result: ReadPrompt, answers: AnswerTokens) -> float:
     """The log-probability of "yes", given that the answer is "yes" or "no"."""
     assert answers.no is not None
     top_logprobs = dict(result.logprobs[0].top) if result.logprobs else {}
-    yes_logprob = top_logprobs.get(answers.yes, math.nan)
-    no_logprob = top_logprobs.get(answers.no, math.nan)
-    highest = max(yes_logprob, no_logprob)
-    return (
-        yes_logprob
-        - highest
-        - math.log(math.exp(yes_logprob - highest) + math.exp(no_logprob - highest))
-    )
+    yes = top_logprobs.get(answers.yes, math.nan)
+    no = top_logprobs.get(answers.no, math.nan)
+    highest = max(yes, no)
+    return yes - highest - math.log(math.exp(yes - highest) + math.exp(no - highest))

@@ -330,19 +330,16 @@ def read_ahead_request(
         (span.start for span in images if span.start < shared_tokens < span.end),
         default=shared_tokens,
     )
-    certain_token_ids = first_prompt.token_ids[:shared_tokens]
+    certain_ids = first_prompt.token_ids[:shared_tokens]
     generated = TokenIds.of(token_id for delta in deltas for token_id in delta.token_ids)
     known_tokens = common_tokens(
-        certain_token_ids.packed, (prepared.rules.prompt_token_ids + generated).packed
+        certain_ids.packed, (prepared.rules.prompt_token_ids + generated).packed
     )
-    if (
-        len(certain_token_ids) - known_tokens < MIN_TOKENS
-        or len(certain_token_ids) >= context_tokens
-    ):
+    if len(certain_ids) - known_tokens < MIN_TOKENS or len(certain_ids) >= context_tokens:
         return None
     return SequenceRequest(
         request_id=f"{request.request_id}/ahead",
-        prompt_token_ids=certain_token_ids,
+        prompt_token_ids=certain_ids,
         images=tuple(span for span in images if span.end <= shared_tokens),
         max_tokens=0,
         sampling=SamplingParams(seed=0),

@@ -498,9 +498,7 @@ def _with_messages(
     )
 
 
-def _moved_breakpoint(
-    cache_breakpoint: CacheBreakpoint, origins: Sequence[int | None]
-) -> CacheBreakpoint:
+def _moved_breakpoint(point: CacheBreakpoint, origins: Sequence[int | None]) -> CacheBreakpoint:
     """A cache breakpoint, moved to its place in the shortened conversation.
 
     origins: for each message of the shortened conversation, the index of the original message;
@@ -510,14 +508,12 @@ def _moved_breakpoint(
         (
             index
             for index, origin in enumerate(origins)
-            if origin is not None and origin >= cache_breakpoint.messages
+            if origin is not None and origin >= point.messages
         ),
         len(origins),
     )
-    is_kept = index < len(origins) and origins[index] == cache_breakpoint.messages
-    return msgspec.structs.replace(
-        cache_breakpoint, messages=index, parts=cache_breakpoint.parts if is_kept else 0
-    )
+    is_kept = index < len(origins) and origins[index] == point.messages
+    return msgspec.structs.replace(point, messages=index, parts=point.parts if is_kept else 0)
 
 
 def _shortened_text(
@@ -569,7 +565,7 @@ class _TokenRuler:
         An image is kept if all of its tokens are among these tokens.
         """
         if not has_images(text):
-            return self._ends_of_plain_text(text, first_tokens, last_tokens)
+            return self._plain_ends(text, first_tokens, last_tokens)
         parts = list(pieces(text))
         head = self._leading_parts(parts, first_tokens, side=0)
         tail = self._leading_parts(parts[::-1], last_tokens, side=1)
@@ -584,17 +580,13 @@ class _TokenRuler:
             part_tokens = self.tokens(part)
             if part_tokens > max_tokens:
                 if max_tokens and not has_images(part):
-                    leading_parts.append(
-                        self._ends_of_plain_text(part, max_tokens, max_tokens)[side]
-                    )
+                    leading_parts.append(self._plain_ends(part, max_tokens, max_tokens)[side])
                 break
             leading_parts.append(part)
             max_tokens -= part_tokens
         return leading_parts
 
-    def _ends_of_plain_text(
-        self, text: str, first_tokens: int, last_tokens: int
-    ) -> tuple[str, str]:
+    def _plain_ends(self, text: str, first_tokens: int, last_tokens: int) -> tuple[str, str]:
         """The first and the last tokens of a text without images, as texts."""
         text = well_formed(text)
         remembered = self._remembered(text)
@@ -614,17 +606,15 @@ class _TokenRuler:
         ending = text[piece.start : piece.end][
             -piece.characters(_CHARACTER_MARGIN * last_piece_tokens) :
         ]
-        encoded_beginning, encoded_ending = self._bundle.tokenizer.encode_in_place(
-            [beginning, ending]
-        )
+        first_encoded, last_encoded = self._bundle.tokenizer.encode_in_place([beginning, ending])
         head_end, tail_start = 0, len(ending)  # if the characters there have no tokens
-        if encoded_beginning.token_ids:
-            _, head_end = encoded_beginning.characters_of(
-                min(first_piece_tokens, len(encoded_beginning.token_ids)) - 1
+        if first_encoded.token_ids:
+            _, head_end = first_encoded.characters_of(
+                min(first_piece_tokens, len(first_encoded.token_ids)) - 1
             )
-        if encoded_ending.token_ids:
-            tail_start, _ = encoded_ending.characters_of(
-                max(0, len(encoded_ending.token_ids) - last_piece_tokens)
+        if last_encoded.token_ids:
+            tail_start, _ = last_encoded.characters_of(
+                max(0, len(last_encoded.token_ids) - last_piece_tokens)
             )
         return text[: start + head_end], text[piece.end - len(ending) + tail_start :]
 
@@ -759,10 +749,8 @@ def _sequences(
             thought_end, tokens=request.thinking.budget_tokens
         )
     predicted_token_ids = _predicted_tokens(request, bundle, max_tokens=max_tokens, info=info)
-    banned_token_biases = dict.fromkeys(
-        grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"].lowest
-    )
-    logit_bias = sampling.logit_bias | banned_token_biases
+    banned_biases = dict.fromkeys(grammar.banned_token_ids, SAMPLING_RANGES["logit_bias"].lowest)
+    logit_bias = sampling.logit_bias | banned_biases
     images = image_spans(tokens.images, layouts)
     return tuple(
         SequenceRequest(

@@ -188,9 +188,7 @@ class ChatTemplate:
         if prompt.continue_last:
             _mark_last(messages)
         try:
-            text = self._render_messages(
-                prompt, messages, with_generation_prompt=not prompt.continue_last
-            )
+            text = self._render_messages(prompt, messages, opens_answer=not prompt.continue_last)
         except RENDER_ERRORS as error:
             require_no_images(str(error))
             raise InvalidRequest(
@@ -220,9 +218,7 @@ class ChatTemplate:
     def render_history(self, prompt: ChatPrompt) -> str:
         """Render the conversation without a generation prompt; empty if the template refuses it."""
         try:
-            return self._render_messages(
-                prompt, self._messages(prompt, ""), with_generation_prompt=False
-            )
+            return self._render_messages(prompt, self._messages(prompt, ""), opens_answer=False)
         except (*RENDER_ERRORS, InvalidRequest):
             return ""
 
@@ -262,7 +258,7 @@ class ChatTemplate:
         messages = [self._message(role, _PROBE + role) for role in _JUDGE_ROLES]
         if instruction:
             messages.insert(0, self._message("system", instruction))
-        text = self._try_messages(messages, with_generation_prompt=True)
+        text = self._try_messages(messages, opens_answer=True)
         content_by_probe = {_PROBE + "query": query, _PROBE + "document": document}
         if any(text.count(probe) != 1 for probe in content_by_probe):
             return ""
@@ -306,20 +302,16 @@ class ChatTemplate:
         return with_roles(messages, self._roles)
 
     def _render_messages(
-        self, prompt: ChatPrompt, messages: list[Message], *, with_generation_prompt: bool
+        self, prompt: ChatPrompt, messages: list[Message], *, opens_answer: bool
     ) -> str:
         """Render messages with the tools and options of a prompt.
 
-        with_generation_prompt: whether the text ends with the header of a new answer.
+        opens_answer: whether the text ends with a generation prompt: the header of a new answer.
         """
         options = prompt.template_options
         if self._habits.describes_tools or not prompt.listed_tools:
             return self._render_template(
-                "default",
-                messages,
-                tools=None,
-                options=options,
-                with_generation_prompt=with_generation_prompt,
+                "default", messages, tools=None, options=options, opens_answer=opens_answer
             )
         name = "tool_use" if "tool_use" in self._templates else "default"
         tools = [tool if isinstance(tool, KeptPart) else dict(tool) for tool in prompt.listed_tools]
@@ -327,21 +319,13 @@ class ChatTemplate:
             tools = copy.deepcopy(tools)  # the originals are reused for other requests
         try:
             return self._render_template(
-                name,
-                messages,
-                tools=tools,
-                options=options,
-                with_generation_prompt=with_generation_prompt,
+                name, messages, tools=tools, options=options, opens_answer=opens_answer
             )
         except RENDER_ERRORS:
             # some templates fail if a tool lacks descriptions or types
             tools = [complete_tool(tool) for tool in prompt.listed_tools]
             return self._render_template(
-                name,
-                messages,
-                tools=tools,
-                options=options,
-                with_generation_prompt=with_generation_prompt,
+                name, messages, tools=tools, options=options, opens_answer=opens_answer
             )
 
     def _render_template(
@@ -351,7 +335,7 @@ class ChatTemplate:
         *,
         tools: list[dict[str, Any]] | None,
         options: Mapping[str, Any],
-        with_generation_prompt: bool,
+        opens_answer: bool,
     ) -> str:
         """Render one of the templates. name: "default" or "tool_use"."""
         variables = {
@@ -361,7 +345,7 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools,
             "documents": None,
-            "add_generation_prompt": with_generation_prompt,
+            "add_generation_prompt": opens_answer,
         }
         text = self._templates[name].render(variables)
         require_no_images(text)
@@ -447,20 +431,12 @@ class ChatTemplate:
         return {"role": role, "content": content}
 
     def _try_messages(
-        self,
-        messages: list[Message],
-        name: str = "default",
-        *,
-        with_generation_prompt: bool = False,
+        self, messages: list[Message], name: str = "default", *, opens_answer: bool = False
     ) -> str:
         """Render messages without tools; empty if the template refuses them."""
         try:
             return self._render_template(
-                name,
-                messages,
-                tools=None,
-                options={},
-                with_generation_prompt=with_generation_prompt,
+                name, messages, tools=None, options={}, opens_answer=opens_answer
             )
         except RENDER_ERRORS:
             return ""

@@ -334,7 +334,7 @@ _OFF_WORDS: Final = ("none", "no_think", "off", "disabled", "chat")
 _ON_WORDS: Final = ("enabled", "on", "thinking", "adaptive", "auto")
 _EFFORT_OPTIONS: Final = ("reasoning_effort", "thinking_effort")
 _BUDGET_OPTION: Final = "thinking_budget"
-_RANK_OF_WORD: Final[Mapping[str, int]] = {  # ranks the words of all templates on one scale
+_RANKS: Final[Mapping[str, int]] = {  # ranks the words of all templates on one scale
     **dict.fromkeys(_OFF_WORDS, 0),
     "minimal": 2,
     "low": 4,
@@ -403,9 +403,7 @@ def find_switch(template: ChatTemplate) -> ThinkingSwitch:
     effort_ranks = probe.effort_words(on_options)
     has_low_effort = probe.differs("low_effort", (True, False), on_options)
     has_levels = any(
-        0 < rank < _RANK_OF_WORD["high"]
-        for ranks in effort_ranks.values()
-        for rank in ranks.values()
+        0 < rank < _RANKS["high"] for ranks in effort_ranks.values() for rank in ranks.values()
     )
     budget_option = _BUDGET_OPTION if probe.differs(_BUDGET_OPTION, (0, 512)) else ""
     options: dict[ThinkingEffort, Options] = {}
@@ -442,8 +440,8 @@ def _nearest_option(
     allowed_ranks = {word: rank for word, rank in ranks.items() if rank or effort == "off"}
     if "max" in ranks and "high" not in ranks:
         # the empty word means that the option is left out
-        allowed_ranks[""] = _RANK_OF_WORD["high"]
-    wanted = _RANK_OF_WORD[{"off": "none", "on": "high"}.get(effort, effort)]
+        allowed_ranks[""] = _RANKS["high"]
+    wanted = _RANKS[{"off": "none", "on": "high"}.get(effort, effort)]
     word = min(
         allowed_ranks,
         key=lambda each: (abs(allowed_ranks[each] - wanted), -allowed_ranks[each]),
@@ -511,14 +509,14 @@ class _SwitchProbe:
         for name in _EFFORT_OPTIONS:
             if not self.contains_name(name):
                 continue
-            words = self._words(name, _RANK_OF_WORD, on_options)
+            words = self._words(name, _RANKS, on_options)
             if len(words) < 2 and all(
                 word in self.rendered({**on_options, name: word}) for word in _COMMON_EFFORT_WORDS
             ):
                 words = list(dict.fromkeys([*_COMMON_EFFORT_WORDS, *words]))
             texts = {self.rendered({**on_options, name: word}) for word in words}
             if words and len(texts | {self.rendered(on_options)}) > 1:
-                return {name: {word: _RANK_OF_WORD[word] for word in words}}
+                return {name: {word: _RANKS[word] for word in words}}
         return {}
 
     def _words(self, option: str, among: Iterable[str], others: Options) -> list[str]:

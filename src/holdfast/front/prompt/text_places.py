@@ -217,14 +217,12 @@ def _header(
     conversation. So conversations with different probes, tool names and lengths are compared.
     """
     probe_messages = conversation(_PROBE, "f")
-    first_text = _without_end_and_thought(
-        _text_between(template, probe_messages, _PROBE, "f"), ends, markers
-    )
+    first_text = _header_part(_text_between(template, probe_messages, _PROBE, "f"), ends, markers)
     other_text = _text_between(template, conversation(_OTHER_PROBE, "g"), _OTHER_PROBE, "g")
-    other_text = _without_end_and_thought(other_text, ends, markers)
+    other_text = _header_part(other_text, ends, markers)
     # drops call ids and tool names
     header = common_prefix(first_text[::-1], other_text[::-1])[::-1]
-    later_text = _without_end_and_thought(
+    later_text = _header_part(
         _text_between(template, [*_EARLIER_TURN, *probe_messages], _PROBE, "f"), ends, markers
     )
     if later_text:
@@ -233,7 +231,7 @@ def _header(
     return _OPEN_MARKER.sub("", header).strip()
 
 
-def _without_end_and_thought(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
+def _header_part(between: str, ends: tuple[str, ...], markers: tuple[str, ...]) -> str:
     """Cut off the end of the previous message and the marker that may open a thought."""
     for end in ends:  # ends are cut first, because an end may also be a marker of thoughts
         text_after_end = between.rpartition(end)[2]
@@ -315,12 +313,10 @@ def marked_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[MarkedPrefix,
     if not isinstance(prompt, ChatPrompt):
         return ()
     seconds_by_position: dict[int, float] = {}
-    for position, cache_breakpoint in zip(
-        tokens.breakpoints, prompt.cache_breakpoints, strict=True
-    ):
+    for position, point in zip(tokens.breakpoints, prompt.cache_breakpoints, strict=True):
         if position:
             seconds_by_position[position] = max(
-                cache_breakpoint.seconds, seconds_by_position.get(position, 0.0)
+                point.seconds, seconds_by_position.get(position, 0.0)
             )
     return tuple(
         MarkedPrefix(tokens=position, seconds=seconds_by_position[position])
@@ -328,40 +324,38 @@ def marked_prefixes(prompt: Prompt, tokens: PromptTokens) -> tuple[MarkedPrefix,
     )
 
 
-def _normalized(cache_breakpoint: CacheBreakpoint, sent_messages: Sequence[Any]) -> CacheBreakpoint:
+def _normalized(point: CacheBreakpoint, sent_messages: Sequence[Any]) -> CacheBreakpoint:
     """The breakpoint in normal form: one after a message's last part is one after the message."""
-    if cache_breakpoint.messages < len(sent_messages) and cache_breakpoint.parts < len(
-        _parts(sent_messages[cache_breakpoint.messages])
+    if point.messages < len(sent_messages) and point.parts < len(
+        _parts(sent_messages[point.messages])
     ):
-        return cache_breakpoint
-    return CacheBreakpoint(
-        messages=min(cache_breakpoint.messages + bool(cache_breakpoint.parts), len(sent_messages))
-    )
+        return point
+    return CacheBreakpoint(messages=min(point.messages + bool(point.parts), len(sent_messages)))
 
 
 def _spot_for_mark(
-    cache_breakpoint: CacheBreakpoint,
+    point: CacheBreakpoint,
     sent_messages: Sequence[Any],
     rendered_messages: Sequence[Any],
     guard: Guard,
 ) -> _Spot | None:
     """Where in the conversation to put the mark of a breakpoint; None if there is no text for it."""
-    if cache_breakpoint.parts:
+    if point.parts:
         return _after_parts(
-            cache_breakpoint,
-            _parts(sent_messages[cache_breakpoint.messages]),
-            _text(rendered_messages[cache_breakpoint.messages]),
+            point,
+            _parts(sent_messages[point.messages]),
+            _text(rendered_messages[point.messages]),
             guard,
         )
     leading_messages = _count_leading_system(rendered_messages)
-    if cache_breakpoint.messages > leading_messages:
-        last_message = rendered_messages[cache_breakpoint.messages - 1]
+    if point.messages > leading_messages:
+        last_message = rendered_messages[point.messages - 1]
         content = _text(last_message).rstrip()
         if content and last_message.get("role") != "assistant":
-            return _Spot(cache_breakpoint.messages - 1, len(content))
+            return _Spot(point.messages - 1, len(content))
     # A breakpoint after an answer, or after the system prompt and tools, is marked at the beginning
     # of the next message's text.
-    next_message = max(cache_breakpoint.messages, leading_messages)
+    next_message = max(point.messages, leading_messages)
     content = (
         _text(rendered_messages[next_message]) if next_message < len(rendered_messages) else ""
     )
@@ -369,36 +363,34 @@ def _spot_for_mark(
 
 
 def _after_parts(
-    cache_breakpoint: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard
+    point: CacheBreakpoint, parts: Sequence[str], content: str, guard: Guard
 ) -> _Spot | None:
     """The position after the given parts of a content.
 
     The content contains the parts in order, with any text in between.
     """
     end = len(content) - len(content.lstrip())
-    for part in map(guard, parts[: cache_breakpoint.parts]):
+    for part in map(guard, parts[: point.parts]):
         part_start = content.find(part.strip(), end)
         if part_start >= 0:  # a missing part is an accounting header, which was left out
             end = part_start + len(part.strip())
-    return _Spot(cache_breakpoint.messages, end) if content.strip() else None
+    return _Spot(point.messages, end) if content.strip() else None
 
 
 def _marked_places(
-    rendered_prompt: ChatPrompt, text: str, spots: Sequence[_Spot | None], template: ChatTemplate
+    prompt: ChatPrompt, text: str, spots: Sequence[_Spot | None], template: ChatTemplate
 ) -> dict[int, int]:
     """The positions of marks in the rendered text, by number; empty if marks change the text.
 
     spots: where to put the marks; None for a breakpoint without one.
     """
-    messages = list(rendered_prompt.messages)
+    messages = list(prompt.messages)
     marks = [(spot, number) for number, spot in enumerate(spots) if spot is not None]
     for spot, number in sorted(marks, key=lambda mark: mark[0], reverse=True):
         content = messages[spot.message]["content"]
         marked_text = content[: spot.character] + _MARK.format(number) + content[spot.character :]
         messages[spot.message] = {**messages[spot.message], "content": marked_text}
-    marked_text = template.try_render(
-        msgspec.structs.replace(rendered_prompt, messages=tuple(messages))
-    )
+    marked_text = template.try_render(msgspec.structs.replace(prompt, messages=tuple(messages)))
     marked_text = well_formed(marked_text)
     if _MARKS.sub("", marked_text) != text:
         return {}
@@ -411,16 +403,11 @@ def _marked_places(
 
 
 def _end_of_shared_prefix(
-    cache_breakpoint: CacheBreakpoint,
-    rendered_prompt: ChatPrompt,
-    text: str,
-    template: ChatTemplate,
+    point: CacheBreakpoint, prompt: ChatPrompt, text: str, template: ChatTemplate
 ) -> int:
     """The length of the prefix that the text shares with the conversation up to a breakpoint."""
-    messages = rendered_prompt.messages[
-        : max(cache_breakpoint.messages, _count_leading_system(rendered_prompt.messages))
-    ]
-    beginning = msgspec.structs.replace(rendered_prompt, messages=messages, continue_last=False)
+    messages = prompt.messages[: max(point.messages, _count_leading_system(prompt.messages))]
+    beginning = msgspec.structs.replace(prompt, messages=messages, continue_last=False)
     return len(common_prefix(template.render_history(beginning), text))
 
 

@@ -91,9 +91,7 @@ def without_middle(
         return (
             message
             if kept_tokens == tokens_of_text
-            else _without_middle_of_text(
-                message, kept_tokens, text_tokens=tokens_of_text, ruler=ruler
-            )
+            else _cut_text(message, kept_tokens, text_tokens=tokens_of_text, ruler=ruler)
         )
 
     tokens_besides_texts = 0  # tokens besides the texts that stay; known after the first attempt
@@ -192,24 +190,20 @@ def text_note(tokens: int) -> str:
 def _units(messages: Sequence[Message]) -> list[range]:
     """Group the messages so that each tool call is in one group with its results."""
     starts: list[int] = []
-    caller_by_call_id: dict[str, int] = {}  # call id → index of the message with the call
+    callers: dict[str, int] = {}  # call id → index of the message with the call
     latest_caller = None  # index of the latest message with calls
     for index, message in enumerate(messages):
         starts.append(index)
         if message.get("role") in _RESULTS:
             call_id = message.get("tool_call_id")
-            caller_of_result = (
-                caller_by_call_id.get(call_id, latest_caller)
-                if isinstance(call_id, str)
-                else latest_caller
+            caller = (
+                callers.get(call_id, latest_caller) if isinstance(call_id, str) else latest_caller
             )
-            while caller_of_result is not None and starts[-1] > caller_of_result:
+            while caller is not None and starts[-1] > caller:
                 starts.pop()
         elif calls := [*_calls(message)]:
             latest_caller = index
-            caller_by_call_id |= {
-                call["id"]: index for call in calls if isinstance(call.get("id"), str)
-            }
+            callers |= {call["id"]: index for call in calls if isinstance(call.get("id"), str)}
     return [range(start, end) for start, end in pairwise([*starts, len(messages)])]
 
 
@@ -275,27 +269,21 @@ def _leave_out(
     kept_text_tokens: the tokens to keep of each message's text. cut_message: returns the message
     with an index, whose text is cut to a number of tokens. count: counts the tokens of the prompt.
     """
-    shortened_messages: list[Message] = []
+    shortened: list[Message] = []
     origins: list[int | None] = []
     for is_left_out, index_run in groupby(range(len(kept_text_tokens)), key=left_out.__contains__):
         indices = list(index_run)
         if is_left_out:
-            count_text = "1 message" if len(indices) == 1 else f"{len(indices):,} messages"
-            shortened_messages.append(
-                {"role": "user", "content": _MESSAGES_NOTE.format(count=count_text)}
-            )
+            number = "1 message" if len(indices) == 1 else f"{len(indices):,} messages"
+            shortened.append({"role": "user", "content": _MESSAGES_NOTE.format(count=number)})
             origins.append(None)
         else:
-            shortened_messages += [cut_message(index, kept_text_tokens[index]) for index in indices]
+            shortened += [cut_message(index, kept_text_tokens[index]) for index in indices]
             origins += indices
-    return Shortened(
-        messages=tuple(shortened_messages), origins=tuple(origins), tokens=count(shortened_messages)
-    )
+    return Shortened(messages=tuple(shortened), origins=tuple(origins), tokens=count(shortened))
 
 
-def _without_middle_of_text(
-    message: Message, kept_tokens: int, *, text_tokens: int, ruler: Ruler
-) -> Message:
+def _cut_text(message: Message, kept_tokens: int, *, text_tokens: int, ruler: Ruler) -> Message:
     """Leave out the middle of a message's text, so that `kept_tokens` tokens remain.
 
     text_tokens: the number of tokens in the text.
