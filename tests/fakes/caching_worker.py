@@ -41,8 +41,8 @@ from holdfast.worker.prefix import cache, live_tier, lookup, tree
 from holdfast.worker.prefix import chain as prefix_chain
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.sessions.service import SessionService
 from tests.fakes.architectures import probed
 from tests.fakes.script_inbox import AfterEarlier, ScriptInbox

@@ -13,11 +13,10 @@ from holdfast.config import SchedulerSettings
 from holdfast.wire.events import WaitReason
 from holdfast.wire.requests import ServiceClass
 from holdfast.worker.engine.plan import NO_DRAFT, Draft, Span, StepPlan
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.chunking import PATIENCE_STEPS
 from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
-from holdfast.worker.scheduler.queue import DEFAULT_SERVICE, ScheduledSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
+from holdfast.worker.scheduler.sequence import DEFAULT_SERVICE, ScheduledSequence, SequenceCosts
 
 SecondsOf = Callable[[StepLoad], float]
 StopsAt = Callable[

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from holdfast.config import SchedulerSettings
 from holdfast.errors import QueueFull
 from holdfast.wire.requests import Priority, ServiceClass
-from holdfast.worker.scheduler.admission import SequenceCosts
-from holdfast.worker.scheduler.queue import FairShare, ScheduledSequence
+from holdfast.worker.scheduler.queue import FairShare
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 from tests.fakes.slow import slow
 from tests.fakes.step_worker import StepWorker
 

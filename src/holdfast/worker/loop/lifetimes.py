@@ -15,8 +15,8 @@ from holdfast.worker.kv.bits import AUTO_WHEN_SHORT
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine

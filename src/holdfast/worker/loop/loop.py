@@ -54,8 +54,8 @@ from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.sequences import Ledger, LiveSequence, Times
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, Offers
-from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.drafting.draft_model import DraftModel

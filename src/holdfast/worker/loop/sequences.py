@@ -31,7 +31,7 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.lookup import CachedStart, LiveChain
-from holdfast.worker.scheduler.queue import ScheduledSequence
+from holdfast.worker.scheduler.sequence import ScheduledSequence
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.drafting.draft_model import DraftState

@@ -67,8 +67,8 @@ from holdfast.worker.loop.worker_memory import (
 )
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.sessions.service import SessionService
 from holdfast.worker.vision.feature_cache import FEATURE_DISK_BYTES, FEATURE_RAM_BYTES, FeatureCache
 from holdfast.worker.vision.image_process import ImageProcess

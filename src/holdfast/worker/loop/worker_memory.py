@@ -21,7 +21,7 @@ from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.bits import AUTO_WHEN_SHORT
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds
-from holdfast.worker.scheduler.queue import SequenceCosts
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.vision.feature_cache import FEATURE_RAM_BYTES
 from holdfast.worker.vision.images import MOST_INPUT_BYTES
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import TooLargeForMemory
 from holdfast.wire.requests import RequestId
-from holdfast.worker.scheduler.queue import Rank, ScheduledSequence, SequenceCosts
+from holdfast.worker.scheduler.queue import Rank
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 
 
 class KvReservations:

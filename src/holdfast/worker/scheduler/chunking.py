@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.worker.scheduler.cost_model import CostModel
-from holdfast.worker.scheduler.queue import ScheduledSequence
+from holdfast.worker.scheduler.sequence import ScheduledSequence
 
 MOST_SECONDS = 0.5  # a sparse flow may be ahead of the others by this much prefill time
 MOST_STEPS = 8  # longest run of steps in which only sparse flows prefill

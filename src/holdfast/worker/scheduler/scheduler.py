@@ -35,9 +35,8 @@ from holdfast.worker.scheduler.admission import (
 from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds, CostModel, StepLoad
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, DraftGain, Offers
-from holdfast.worker.scheduler.queue import (
-    FairShare,
-    RetryEstimate,
+from holdfast.worker.scheduler.queue import FairShare, RetryEstimate
+from holdfast.worker.scheduler.sequence import (
     ScheduledSequence,
     SequenceCosts,
     by_order,
