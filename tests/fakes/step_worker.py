@@ -269,7 +269,7 @@ class StepWorker:
         def may_quantize(request_id: str) -> bool:
             return self.live[request_id].costs is None
 
-        while request_id := self.scheduler.short_of_memory(costs, may_quantize=may_quantize):
+        while request_id := self.scheduler.next_to_quantize(costs, may_quantize=may_quantize):
             served = self.live[request_id]
             assert not served.runs
             assert not served.is_paused

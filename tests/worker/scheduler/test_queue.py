@@ -310,5 +310,5 @@ def test_the_memory_of_past_flows_is_bounded(
         passing = sequence(str(number))
         share.add_sequence(passing)
         share.forget(passing)
-        assert len(share._turns) <= 11
-    assert {"a", "b"} <= share._turns.keys()
+        assert len(share._turn_of_flow) <= 11
+    assert {"a", "b"} <= share._turn_of_flow.keys()

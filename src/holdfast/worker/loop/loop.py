@@ -569,7 +569,7 @@ class WorkerLoop:
             return not sequence.has_final_form and self._model.forms.is_automatic(sequence.request)
 
         has_changed = False
-        while request_id := self._scheduler.short_of_memory(costs, may_quantize=may_quantize):
+        while request_id := self._scheduler.next_to_quantize(costs, may_quantize=may_quantize):
             sequence = self._ledger[request_id]
             sequence.has_final_form = True
             chosen = self._choose_costs(sequence.request, is_short=True)

@@ -47,14 +47,15 @@ class FairShare:
         self._aging_seconds = aging_seconds
         # waiting and running sequences of each flow
         self._sequences_of_flow: Counter[str] = Counter()
-        self._batch_known = 0
-        self._turns: dict[str, int] = {}  # by flow; the lowest number is next
+        self._batch_sequences = 0
+        self._turn_of_flow: dict[str, int] = {}  # the lowest number is next
         self._admissions = 0
-        self._now = 0.0
+        self._now = 0.0  # the sum of step durations, in seconds
 
     @property
     def is_first_come_first_served(self) -> bool:
-        return len(self._sequences_of_flow) <= 1 and not self._batch_known
+        """Whether age alone decides, because there is one flow at most and no batch request."""
+        return len(self._sequences_of_flow) <= 1 and not self._batch_sequences
 
     @property
     def flows(self) -> int:
@@ -66,32 +67,36 @@ class FairShare:
         """
         if len(queue) < limit:
             return True
-        own = sum(sequence.service.flow == flow for sequence in queue)
-        return own < limit // (len(self._sequences_of_flow) + (flow not in self._sequences_of_flow))
+        queued_of_flow = sum(sequence.service.flow == flow for sequence in queue)
+        flows = len(self._sequences_of_flow) + (flow not in self._sequences_of_flow)
+        return queued_of_flow < limit // flows
 
     def add_sequence(self, sequence: ScheduledSequence) -> None:
         flow = sequence.service.flow
         self._sequences_of_flow[flow] += 1
-        self._batch_known += sequence.is_batch
-        self._turns.setdefault(flow, self._admissions)
+        self._batch_sequences += sequence.is_batch
+        self._turn_of_flow.setdefault(flow, self._admissions)
         sequence.waits_since = self._now
 
     def forget(self, sequence: ScheduledSequence) -> None:
         flow = sequence.service.flow
         self._sequences_of_flow[flow] -= 1
-        self._batch_known -= sequence.is_batch
+        self._batch_sequences -= sequence.is_batch
         if not self._sequences_of_flow[flow]:
             del self._sequences_of_flow[flow]
             # forget ended flows if there is no other flow to take turns with, or if too many are
             # remembered
-            if len(self._sequences_of_flow) <= 1 or len(self._turns) > _MOST_TURNS:
-                self._turns = {each: self._turns[each] for each in self._sequences_of_flow}
+            if len(self._sequences_of_flow) <= 1 or len(self._turn_of_flow) > _MOST_TURNS:
+                self._turn_of_flow = {
+                    each: self._turn_of_flow[each] for each in self._sequences_of_flow
+                }
 
     def admit(self, sequence: ScheduledSequence) -> None:
+        """Record that a sequence leaves the queue to run; this uses up the turn of its flow."""
         sequence.waited_seconds += self._now - sequence.waits_since
         self._admissions += 1
         # the flow's next turn comes after that of a flow that joins now
-        self._turns[sequence.service.flow] = self._admissions + 1
+        self._turn_of_flow[sequence.service.flow] = self._admissions + 1
 
     def preempt(self, sequence: ScheduledSequence) -> None:
         sequence.waits_since = self._now
@@ -103,21 +108,21 @@ class FairShare:
         self, queue: Iterable[ScheduledSequence], running: Iterable[ScheduledSequence]
     ) -> ScheduledSequence | None:
         """The sequence to admit next, among those that may be admitted. queue: oldest first."""
-        able = (sequence for sequence in queue if sequence.may_be_admitted)
+        admissible = (sequence for sequence in queue if sequence.may_be_admitted)
         if self.is_first_come_first_served:
-            return next(able, None)
+            return next(admissible, None)
         oldest_of_flows: dict[tuple[str, bool], ScheduledSequence] = {}
         # the oldest of each flow, even if it was preempted and has waited less than a younger one
-        for sequence in able:
+        for sequence in admissible:
             oldest_of_flows.setdefault((sequence.service.flow, sequence.is_batch), sequence)
         if len(oldest_of_flows) <= 1:
             return next(iter(oldest_of_flows.values()), None)
-        counts = self._counts(running)
+        counts = self._running_counts(running)
         return min(
             oldest_of_flows.values(),
             key=lambda each: (
                 *self._class_and_level(each, counts),
-                self._turns[each.service.flow],
+                self._turn_of_flow[each.service.flow],
                 each.order,
             ),
         )
@@ -125,15 +130,15 @@ class FairShare:
     def ranks(self, running: Mapping[RequestId, ScheduledSequence]) -> dict[RequestId, Rank]:
         """The rank of each running sequence. running: oldest first."""
         levels: Counter[str] = Counter()
-        found: dict[RequestId, Rank] = {}
+        ranks: dict[RequestId, Rank] = {}
         by_class = sorted(running.values(), key=self._priority_class)  # stable: then by age
         for sequence in by_class:
             flow = sequence.service.flow
-            found[sequence.request_id] = Rank(
+            ranks[sequence.request_id] = Rank(
                 self._priority_class(sequence), levels[flow], sequence.order
             )
             levels[flow] += 1
-        return found
+        return ranks
 
     def preemptible(
         self, waiting: ScheduledSequence, running: Mapping[RequestId, ScheduledSequence]
@@ -141,28 +146,31 @@ class FairShare:
         """Yield the running sequences that a waiting one may preempt, the first victim first."""
         if self.is_first_come_first_served:
             return
-        own = self._class_and_level(waiting, self._counts(running.values()))
+        own_urgency = self._class_and_level(waiting, self._running_counts(running.values()))
         ranks = self.ranks(running)
-        flow = (waiting.service.flow, waiting.is_batch)
+        own_flow = (waiting.service.flow, waiting.is_batch)
         for request_id, rank in sorted(ranks.items(), key=lambda each: each[1], reverse=True):
-            if (rank.priority_class, rank.level) <= own:
+            if (rank.priority_class, rank.level) <= own_urgency:
                 return
             sequence = running[request_id]
             # an older one of the same flow is not preempted: it would be admitted next, and the two
             # would preempt each other forever
             is_older = sequence.order < waiting.order
-            is_same_flow = (sequence.service.flow, sequence.is_batch) == flow
+            is_same_flow = (sequence.service.flow, sequence.is_batch) == own_flow
             if not sequence.is_fully_planned and not (is_same_flow and is_older):
                 yield sequence
 
     def _priority_class(self, sequence: ScheduledSequence, *, waits: bool = False) -> int:
-        """See `Rank`. waits: whether the sequence waits now, so that this wait counts, too."""
+        """0: interactive, or batch that has waited long enough; 1: other batch. waits: whether the
+        sequence waits now, so that this wait counts, too.
+        """
         if not sequence.is_batch:
             return 0
         waited = sequence.waited_seconds + (self._now - sequence.waits_since if waits else 0.0)
         return int(waited < self._aging_seconds)
 
-    def _counts(self, running: Iterable[ScheduledSequence]) -> Counter[tuple[str, int]]:
+    def _running_counts(self, running: Iterable[ScheduledSequence]) -> Counter[tuple[str, int]]:
+        """How many sequences run, by flow and priority class (see `Rank`)."""
         return Counter(
             (sequence.service.flow, self._priority_class(sequence)) for sequence in running
         )
@@ -173,7 +181,8 @@ class FairShare:
         """The class and level that a waiting sequence would have if it ran."""
         flow = waiting.service.flow
         own_class = self._priority_class(waiting, waits=True)
-        return own_class, sum(counts[flow, other] for other in range(own_class + 1))
+        level = sum(counts[flow, priority_class] for priority_class in range(own_class + 1))
+        return own_class, level
 
 
 class RetryEstimate:
@@ -189,8 +198,8 @@ class RetryEstimate:
         """Learn from one step. ends: the number of sequences that ended with the step."""
         self._busy_seconds += seconds
         if ends:
-            latest = self._busy_seconds / ends
-            self._seconds_per_end += _LATEST_SHARE * (latest - self._seconds_per_end)
+            measured = self._busy_seconds / ends
+            self._seconds_per_end += _LATEST_SHARE * (measured - self._seconds_per_end)
             self._busy_seconds = 0.0
 
     @property

@@ -1,5 +1,8 @@
 """A waiting or running request as the scheduler sees it, and the KV memory that it takes. Counts only:
 no tokens, no clock, no MLX.
+
+A *live state* is the KV of a sequence in the engine's buffers. A new sequence may share the first
+tokens of another one's live state; it then *holds* these tokens without memory of its own.
 """
 
 from __future__ import annotations
@@ -33,9 +36,9 @@ class SequenceCosts:
         first `held_tokens` tokens, because live states hold them.
         """
         # a comparison is faster than max(), and every step does this for each running sequence
-        own_tokens = capacity_tokens - held_tokens if held_tokens < capacity_tokens else 0
+        unshared_tokens = capacity_tokens - held_tokens if held_tokens < capacity_tokens else 0
         return (
-            own_tokens * self.kv_bytes_per_token
+            unshared_tokens * self.kv_bytes_per_token
             + capacity_tokens * self.draft_bytes_per_token
             + self.fixed_bytes_per_sequence
         )
@@ -50,8 +53,8 @@ class SequenceCosts:
         if not bytes_per_token:
             return most_tokens
         tokens = (budget_bytes - self.fixed_bytes_per_sequence) // bytes_per_token
-        steps = max(1, tokens // self.reserve_step_tokens)
-        return min(most_tokens, steps * self.reserve_step_tokens)
+        reserve_steps = max(1, tokens // self.reserve_step_tokens)
+        return min(most_tokens, reserve_steps * self.reserve_step_tokens)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -87,7 +90,7 @@ class ScheduledSequence:
     waits_for: WaitReason | None = None
     # the next token to plan; while the sequence waits, the first that is not cached
     position: int = 0
-    # how many of the first tokens are in buffers of live states: nothing is reserved for them
+    # how many of the first tokens are in shared live states: nothing is reserved for them
     held_tokens: int = 0
     planned_answer_tokens: int = 0
     known_tokens: int = 0  # length of the prompt and of the answer at the time of admission
@@ -109,7 +112,7 @@ class ScheduledSequence:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the client does not read: nothing is planned, and it is preempted first."""
+        """Whether it waits until its client reads: nothing is planned, and it is preempted first."""
         return self.waits_for is WaitReason.READER
 
     @property
@@ -140,6 +143,7 @@ class ScheduledSequence:
         self.held_tokens = held_tokens
 
     def unquantize(self) -> None:
+        """Undo `quantize`, if the sequence was quantized."""
         self.costs = self.native_costs or self.costs
         self.native_costs = None
 
@@ -165,8 +169,8 @@ class ScheduledSequence:
                 end,
                 self.position - self.position % self.costs.block_tokens + self.costs.block_tokens,
             )
-        later = (boundary for boundary in self.boundaries if boundary > self.position)
-        return min(end, next(later, end)) - self.position
+        later_boundaries = (each for each in self.boundaries if each > self.position)
+        return min(end, next(later_boundaries, end)) - self.position
 
     def is_indivisible(self, position: int) -> bool:
         """Whether the span that contains a position must reach the next boundary."""
@@ -181,22 +185,23 @@ class ScheduledSequence:
         """
         if self.repeated:
             return 0
-        room = self.capacity_tokens - self.position
+        most_rows = self.capacity_tokens - self.position
         if self.costs.block_tokens is not None:
-            room = min(room, self.costs.block_tokens - self.position % self.costs.block_tokens)
-        return max(0, min(room - 1, self.max_tokens - self.planned_answer_tokens - 2))
+            rows_in_block = self.costs.block_tokens - self.position % self.costs.block_tokens
+            most_rows = min(most_rows, rows_in_block)
+        return max(0, min(most_rows - 1, self.max_tokens - self.planned_answer_tokens - 2))
 
-    def settle_draft(self, *, verified: int, generated_tokens: int, repeated: int) -> None:
+    def settle_draft(self, *, span_tokens: int, generated_tokens: int, repeated: int) -> None:
         """Record the result of a step that verified drafted tokens: take back what was planned for
         the rejected ones.
 
-        verified: the tokens of the span. generated_tokens: 0 if the step failed; the span is then
+        span_tokens: the length of the step's span of this sequence. generated_tokens: 0 if the step failed; the span is then
         computed again without drafted tokens, or the sequence ends. repeated: how many of the
         tokens must be computed again.
         """
-        rejected = verified - max(generated_tokens, 1)
-        self.position -= rejected + repeated
-        self.planned_answer_tokens -= rejected
+        rejected_tokens = span_tokens - max(generated_tokens, 1)
+        self.position -= rejected_tokens + repeated
+        self.planned_answer_tokens -= rejected_tokens
         self.repeated = repeated
         self.is_verifying = False
 
@@ -218,10 +223,10 @@ class ScheduledSequence:
         """Stop running the sequence; returns the bytes that were reserved for it. Tokens that
         dispatched steps generate still count.
         """
-        freed = self.reserved_bytes
+        freed_bytes = self.reserved_bytes
         self.unquantize()
         self.capacity_tokens = self.position = self.held_tokens = 0
-        return freed
+        return freed_bytes
 
 
 def check_sequences(
@@ -232,8 +237,8 @@ def check_sequences(
     decoding: Sequence[ScheduledSequence],
 ) -> None:
     """Assert that the lists of a scheduler agree with the state of their sequences."""
-    for row in (list(queue), list(running.values())):
-        assert row == sorted(row, key=by_order), "a younger sequence is first"
+    for sequences in (list(queue), list(running.values())):
+        assert sequences == sorted(sequences, key=by_order), "a younger sequence is first"
     active = [sequence for sequence in running.values() if not sequence.is_paused]
     unplanned = [sequence for sequence in active if sequence.position < sequence.known_tokens]
     assert unplanned == list(prefilling), "the list of prompts being prefilled is wrong"
