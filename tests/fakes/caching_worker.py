@@ -322,7 +322,7 @@ class CachingWorker:
         """All accounts agree with each other and with the arrays."""
         self.loop.check_invariants()
         self.index.check_invariants()
-        self.loop._cache_client._count_held(self.cache)  # as the next step begins
+        self.loop._cache_client._record_live_states(self.cache)  # as the next step begins
         chains = list(self.cache.live._chains)
         assert all(chain.state is not None for chain in chains), "a live chain without a state"
         for chain in chains:
