@@ -51,9 +51,9 @@ def test_no_request_waits_for_a_slower_reader_or_evicted_blocks() -> None:
 
 def test_the_reader_with_the_longest_common_prefix_is_chosen() -> None:
     prefills = InFlightPrefills()
-    prefills.announce("a little", pack_tokens(CHAIN[:30]), have=20)
+    prefills.announce("a little", pack_tokens(CHAIN[:30]), stored_tokens=20)
     prefills.announce("all", pack_tokens(CHAIN))
-    prefills.announce("all, and further", pack_tokens(CHAIN), have=5)
+    prefills.announce("all, and further", pack_tokens(CHAIN), stored_tokens=5)
     assert prefills.ahead_of(pack_tokens(CHAIN), 0) == InFlightPrefill("all, and further", 100)
     prefills.withdraw("all, and further")
     assert prefills.ahead_of(pack_tokens(CHAIN), 0) == InFlightPrefill("all", 100)
@@ -88,7 +88,7 @@ def test_the_choice_agrees_with_a_linear_scan(
     prefills = InFlightPrefills()
     best = have
     for index, (tokens, progress) in enumerate(readers):
-        prefills.announce(str(index), pack_tokens(tokens), have=progress)
+        prefills.announce(str(index), pack_tokens(tokens), stored_tokens=progress)
         shared = max(
             end
             for end in range(9)
@@ -132,7 +132,7 @@ class InFlightStates(RuleBasedStateMachine):
         if ahead is None:
             self.waiting.discard(name)
             self.prefills.announce(
-                name, pack_tokens(prompt), have=have, boundaries=self.boundaries[name]
+                name, pack_tokens(prompt), stored_tokens=have, boundaries=self.boundaries[name]
             )
             self.progress[name] = have
         else:

@@ -227,7 +227,7 @@ class CacheClient:
                 sequence.id,
                 chain,
                 tenant=_in_flight_tenant(sequence),
-                have=lookup.cached_tokens,
+                stored_tokens=lookup.cached_tokens,
                 boundaries=self.boundaries(request) or None,
             )
         self._take_read_blocks(sequence)

@@ -1,9 +1,9 @@
 """The worker's loop: receives commands, runs plans on the engine, and sends events, on the thread
 that owns the device.
 
-The loop is pipelined by one step where that pays (on a GPU; `Engine.runs_ahead`): step k+1 is dispatched before the loop
-waits for step k, so Python works while the device computes. Results of sequences that end
-during the step are dropped.
+The loop is pipelined by one step where that pays (on a GPU; `Engine.runs_ahead`): step k+1 is
+dispatched before the loop waits for step k, so Python works while the device computes. Results of
+sequences that end during the step are dropped.
 
 To *collect* a step is to wait for its results and to process them; the step *under way* is
 dispatched, but not collected. A sequence is *open* while the engine has state for it. *Idle work*
