@@ -202,7 +202,7 @@ class WorkerLoop:
                 is_busy = is_busy or self._flush_if_idle()
         except Exception:
             self._send()
-            self._close_sessions(is_complete=False)
+            self._close_sessions(writes_records=False)
             self._cache_client.close(saves_all=False)
             raise
         finally:
@@ -210,14 +210,16 @@ class WorkerLoop:
         self._shut_down()
 
     def _shut_down(self) -> None:
+        """Cancel all requests, and save what is cached and the sessions."""
         self._pulse.rest()  # no heartbeat deadline: the front limits the duration of a shutdown
         self._lifetimes.cancel_all(unhealthy=self._collect_last_step())
         self._send()
         self._cache_client.flush()
-        self._close_sessions(is_complete=True)
+        self._close_sessions(writes_records=True)
         self._cache_client.close(saves_all=True)
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
+        """The worker's present statistics. in_answer: whether the front has asked for them."""
         return self._ledger.counters.statistics(
             self._scheduler.statistics(),
             self._cache_client.figures(),
@@ -409,6 +411,7 @@ class WorkerLoop:
         return self._model.costs.get(form, self._scheduler.usual_costs)
 
     def _cancel(self, request_id: RequestId) -> None:
+        """End a request, unless it has just ended."""
         sequence = self._find_between_steps(request_id)
         if sequence is not None:
             self._lifetimes.drop(sequence, FinishReason.CANCELLED)
@@ -428,6 +431,7 @@ class WorkerLoop:
         return sequence
 
     def _limit_thoughts(self, command: ThoughtLimit) -> None:
+        """Change the reasoning budget of a request, which may already generate its answer."""
         sequence = self._find_between_steps(command.request_id)
         if sequence is None or sequence.request.is_idle_work:
             return
@@ -438,6 +442,7 @@ class WorkerLoop:
             )
 
     def _pause(self, request_id: RequestId) -> None:
+        """Generate nothing for a request while its client does not read."""
         sequence = self._ledger.find(request_id)
         if sequence is None or sequence.request.is_idle_work or sequence.scheduled.is_paused:
             return
@@ -447,6 +452,7 @@ class WorkerLoop:
         self._ledger.set_wait_reason(sequence, WaitReason.READER)
 
     def _resume(self, request_id: RequestId) -> None:
+        """Continue a paused request. If it is not open, its cached prefix is looked up first."""
         sequence = self._ledger.find(request_id)
         if sequence is None or not sequence.scheduled.is_paused:
             return
@@ -724,7 +730,7 @@ class WorkerLoop:
             and self._lifetimes.wait_for_images(sequence, end=span.start + span.tokens)
         ):
             return SpanResult(request_id=span.request_id)
-        span = replace(span, tokens=span.certain_tokens, draft=NO_DRAFT)
+        span = replace(span, tokens=span.certain_tokens, draft=NO_DRAFT)  # verifies nothing
 
         def reopen() -> None:
             self._pulse.work()  # each attempt may take as long as the first
@@ -826,6 +832,9 @@ class WorkerLoop:
     # -- sessions
 
     def _change_session(self, command: SessionCommand) -> None:
+        """Carry out a command on sessions, once the results of all ended requests are cached, so that
+        these belong to their sessions.
+        """
         sessions = self._sessions
         if command.adapter and command.adapter not in self._model.adapters:
             self._refuse_session_command(
@@ -890,6 +899,7 @@ class WorkerLoop:
         self._ledger.emit(shown)
 
     def _maintain_sessions(self) -> None:
+        """Continue exports and imports of sessions, close expired ones, and send answers."""
         if self._sessions is not None:
             with log_failure("the upkeep of sessions failed"):
                 for answer in self._sessions.maintain():
@@ -908,9 +918,9 @@ class WorkerLoop:
                 is_alternative=request.is_alternative,
             )
 
-    def _close_sessions(self, *, is_complete: bool) -> None:
+    def _close_sessions(self, *, writes_records: bool) -> None:
         if self._sessions is not None:
-            self._sessions.close(writes_records=is_complete)
+            self._sessions.close(writes_records=writes_records)
 
 
 def _expected_seconds_of_both(

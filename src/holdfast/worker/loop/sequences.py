@@ -227,6 +227,7 @@ class LiveSequence:
         """Record that the sequence is prefilled from its first token, without the cache."""
         start = self.start
         start.release()
+        # a hit that was reported before did not help, because its tokens are prefilled after all
         if start.report is not None and start.report.cached_tokens and not self.answer.token_ids:
             start.report = CacheReport(outcome=CacheOutcome.FAILED)
 

@@ -478,7 +478,7 @@ class PrefixIndex:
         return tuple(map(self._tree.block_of, self._disk.unsaved))
 
     def begin_saving(self, block: Block) -> None:
-        """Record that a block is given to the store."""
+        """Record that a block is given to the store. It stays in RAM until that has saved it."""
         # Evicting the block would free no memory: the store's queue has the same buffers.
         self._ram.hold_keys((block.key,))
         self._disk.begin_saving(block.key)

@@ -101,8 +101,8 @@ class ParkedBytes:
     def __init__(self) -> None:
         # for each parked chain, the version of its frozen arrays, and the ids of all its arrays
         self._counted: dict[LiveChain, tuple[tuple[int, ...], Collection[int]]] = {}
-        self._holders: Counter[int] = Counter()  # by the `id` of an array
-        self._nbytes: dict[int, int] = {}
+        self._holders: Counter[int] = Counter()  # how many chains have an array, by its `id`
+        self._nbytes: dict[int, int] = {}  # by the `id` of an array
         self._total = 0
 
     def update(self, parked: Sequence[LiveChain]) -> None:

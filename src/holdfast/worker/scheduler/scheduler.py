@@ -638,6 +638,7 @@ class Scheduler:
         return [sequence.request_id for sequence in sequences]
 
     def _preempt(self, sequence: ScheduledSequence) -> None:
+        """Stop a running sequence, which waits again at the place of its age in the queue."""
         self._stop_running(sequence)
         self._fairness.preempt(sequence)
         bisect.insort(self._queue, sequence, key=by_order)
@@ -649,6 +650,7 @@ class Scheduler:
         self._queue.append(sequence)
 
     def _forget(self, sequence: ScheduledSequence) -> None:
+        """Remove a sequence that has ended, from the queue or from the running sequences."""
         del self._sequences[sequence.request_id]
         self._fairness.forget(sequence)
         if sequence.request_id in self._running:
@@ -658,6 +660,7 @@ class Scheduler:
         self._reservations.fit_budget(self._sequences.values())
 
     def _stop_running(self, sequence: ScheduledSequence) -> None:
+        """Take a sequence out of the running ones, and free its memory as soon as possible."""
         del self._running[sequence.request_id]
         if not sequence.is_paused:
             if sequence.position < sequence.known_tokens:
