@@ -202,14 +202,14 @@ def test_requests_postponed_while_memory_is_critical_wait_for_memory() -> None:
     for _ in range(2):
         waiting.client.advance()
         assert set(waiting.ledger.wait_reasons().values()) == {WaitReason.MEMORY}
-        assert [each.id for each in waiting.client._with_prefix_in_memory()] == ["early"]
+        assert [each.id for each in waiting.client._with_pinned_prefix()] == ["early"]
     assert waiting.admitted().keys() == {"early"}
     waiting.ledger["early"].start.release()
     waiting.client.advance()
-    assert [each.id for each in waiting.client._with_prefix_in_memory()] == ["second"]
+    assert [each.id for each in waiting.client._with_pinned_prefix()] == ["second"]
     waiting.scheduler.admits_one_at_a_time = False
     waiting.client.advance()
-    assert len(waiting.client._with_prefix_in_memory()) == 3
+    assert len(waiting.client._with_pinned_prefix()) == 3
     assert waiting.ledger["fourth"].times.waited.keys() == {WaitReason.MEMORY}
 
 

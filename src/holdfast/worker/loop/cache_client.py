@@ -232,7 +232,7 @@ class CacheClient:
             )
         self._take_read_blocks(sequence)
 
-    def _with_prefix_in_memory(self) -> list[LiveSequence]:
+    def _with_pinned_prefix(self) -> list[LiveSequence]:
         """The sequences whose cached prefix is pinned: those that wait with it, and admitted ones
         until the engine has opened them.
         """
@@ -242,7 +242,7 @@ class CacheClient:
         """Whether memory is critically short, so that only one waiting sequence may have its prefix
         in memory, and one has it.
         """
-        return self._scheduler.admits_one_at_a_time and bool(self._with_prefix_in_memory())
+        return self._scheduler.admits_one_at_a_time and bool(self._with_pinned_prefix())
 
     def _look_up_later(self, sequence: LiveSequence, *, reported: WaitReason | None = None) -> None:
         """Give up the prefix found for a sequence; `advance` looks it up again. reported: what users
@@ -317,8 +317,9 @@ class CacheClient:
         """
         if self._cache is not None:
             self._repeat_lost_lookups(self._cache)
+            # if memory is critically short, only the oldest may keep its prefix in memory
             if self._scheduler.admits_one_at_a_time:
-                for sequence in self._with_prefix_in_memory()[1:]:
+                for sequence in self._with_pinned_prefix()[1:]:
                     self._look_up_later(sequence, reported=WaitReason.MEMORY)
         if self.is_waited_for:
             self._prepare_images()
@@ -372,7 +373,7 @@ class CacheClient:
         holds.
         """
         forgotten = cache.index.take_forgotten()
-        for sequence in self._with_prefix_in_memory():
+        for sequence in self._with_pinned_prefix():
             lookup = sequence.start.lookup
             if (
                 lookup is not None
@@ -406,9 +407,9 @@ class CacheClient:
         snapshots: Sequence[Snapshot] = ()
         copy_policy = None
         began_at = self._ledger.clock()
-        start.begin()
+        start.begin()  # if the sequence fails, what it starts from now may be the cause
         if cache is None:
-            is_off = self._cache is None
+            is_off = self._cache is None  # otherwise, the request must compute all its tokens
             self._report_outcome(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
             self._report_outcome(sequence, CacheOutcome.FAILED)
@@ -567,6 +568,7 @@ class CacheClient:
             self._cache.live.seclude(live)
         sizes = self._engine.quantize(sequence.id)
         sequence.is_quantized = True
+        # frozen tokens may be shared with other states: nothing is reserved for them
         if live is not None and live.state is not None and live.state.can_share:
             live.held_tokens = live.state.frozen_tokens
         return sizes
@@ -715,7 +717,7 @@ class CacheClient:
             sequence.start.cursor, sequence.chain, copies, live=sequence.live
         )
         if blocks := [each for each in copies if each.tokens]:
-            self._release_twins(self._in_flight.progress(sequence.id, blocks[-1].end))
+            self._release_twins(self._in_flight.record_progress(sequence.id, blocks[-1].end))
         is_finite = all(each.is_finite for each in copies)
         if not is_finite:
             logger.debug(

@@ -50,7 +50,8 @@ class Inbox(Protocol):
 class ZmqInbox:
     """Inbox over a ZeroMQ PAIR socket.
 
-    If the front ends, or a byte arrives on `wake_fd`, `receive` returns `SHUT_DOWN`.
+    If the front ends, or a byte arrives on the file descriptor `wake_fd`, `receive` returns
+    `SHUT_DOWN`.
     """
 
     def __init__(self, endpoint: str, *, wake_fd: int) -> None:

@@ -127,7 +127,9 @@ class Lifetimes:
             self._give_up_unopened(sequence, failure)
 
     def _give_up_unopened(self, sequence: LiveSequence, failure: DeviceFailed) -> None:
-        """Blame the cached prefix for the failure to open a sequence, or else end the sequence."""
+        """Restart a sequence that could not be opened, if its cached prefix may be the cause; otherwise
+        end it.
+        """
         cause = failure.__cause__
         if isinstance(cause, InvalidRequest):  # the cached prefix is not to blame
             logger.warning("request %s cannot be served: %s", sequence.id, cause.loggable)

@@ -880,7 +880,8 @@ class WorkerLoop:
                 if command.forget and (sequence.is_open or sequence.scheduled.is_paused):
                     self._cache_client.withdraw(sequence)
                 elif command.forget:
-                    self._cache_client.look_up(sequence)  # of its prefill, nothing will be cached
+                    # it has not started: no request may wait for its prefill, as none is cached
+                    self._cache_client.look_up(sequence)
 
     def _refuse_session_command(
         self, command: SessionCommand, failure: SessionFailure, message: str

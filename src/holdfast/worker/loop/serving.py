@@ -215,8 +215,8 @@ class _Probed:
 
     @property
     def contexts_of(self) -> Callable[[int], dict[str, int]]:
-        """`contexts_that_fit`, by the KV budget. It does not refer to the draft model, so that this
-        can be freed if it fails.
+        """Returns, for a KV budget in bytes, the longest context that fits in each form of keys and
+        values. The function does not refer to the draft model, so that this can be freed if it fails.
         """
         return partial(
             contexts_that_fit,

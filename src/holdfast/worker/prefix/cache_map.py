@@ -212,7 +212,9 @@ def _chain_ends(
 
 
 class _Visit:
-    """Visits the tree breadth first, so that the beginnings of prompts come first."""
+    """Visits the tree breadth first, so that the beginnings of prompts come first. A node's own tokens
+    are those that no other node has; other nodes may follow any of them.
+    """
 
     def __init__(self, index: PrefixIndex, ends: Mapping[BlockKey, Sequence[_ChainEnd]]) -> None:
         self._index = index
@@ -249,7 +251,7 @@ class _Visit:
         """Extend a part to the next fork; returns what follows it."""
         while self.blocks < MOST_BLOCKS:
             end = min((fork for fork in node.branches if fork > cut), default=node.tokens)
-            self._count(part, node, cut, end)
+            self._count_tokens(part, node, cut, end)
             children = list(node.branches.get(end, {}).values())
             if end < node.tokens:
                 return [(node, end), *((child, 0) for child in children)]
@@ -259,8 +261,8 @@ class _Visit:
             cut = 0
         return []
 
-    def _count(self, part: _Part, node: Node, cut: int, end: int) -> None:
-        """Count own tokens `cut` to `end` of a node."""
+    def _count_tokens(self, part: _Part, node: Node, cut: int, end: int) -> None:
+        """Count own tokens `cut` to `end` of a node in a part: where they are, and who uses them."""
         index, tokens = self._index, end - cut
         if cut == 0:
             part.blocks += 1

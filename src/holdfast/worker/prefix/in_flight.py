@@ -81,7 +81,7 @@ class InFlightPrefills:
         ascending = None if boundaries is None else tuple(sorted(boundaries))
         self._readers[request_id] = _Reader(tenant, packed, ascending, stored_tokens)
 
-    def progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
+    def record_progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
         """Record that the first `tokens` tokens of a request that prefills are stored.
 
         Returns the requests that need not wait any longer. An unknown request id is ignored.

@@ -434,15 +434,16 @@ class LiveTier:
         if self._held_memory is None:
             parked = [live for live in self._chains if live.is_parked and live.state is not None]
             running = self._running()
-            unfrozen_bytes = sum(
+            # of states that were taken over: nothing is reserved for these tokens
+            moved_bytes = sum(
                 live.held_tokens * state.bytes_per_token()
                 for live, state in running
                 if not state.can_share
             )
             frozen = frozen_bytes(state for _, state in running if state.can_share)
             self._parked_bytes.update(parked)
-            running_bytes = sum(frozen.values()) + unfrozen_bytes
-            total_bytes = self._parked_bytes.total(frozen) + unfrozen_bytes
+            running_bytes = sum(frozen.values()) + moved_bytes
+            total_bytes = self._parked_bytes.total(frozen) + moved_bytes
             self._held_memory = HeldMemory(total_bytes, total_bytes - running_bytes, len(parked))
         return self._held_memory
 

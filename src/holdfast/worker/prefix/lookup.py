@@ -458,13 +458,15 @@ class Lookup:
                 disk_tokens += block.end - begin
             begin = block.end
         use = None if self.base is None else self.base.use
+        # a live state may provide tokens that blocks do not
+        from_live_tokens = self.cached_tokens - self.plan.tokens
         return CacheReport(
             outcome=shortfall.outcome,
             ram_tokens=self.cached_tokens - disk_tokens,
             moved_tokens=self.base_tokens if use == "moved" else 0,
             shared_tokens=self.base_tokens if use == "shared" else 0,
             disk_tokens=disk_tokens,
-            unused_tokens=max(0, shortfall.unused_tokens - (self.cached_tokens - self.plan.tokens)),
+            unused_tokens=max(0, shortfall.unused_tokens - from_live_tokens),
             divergence=shortfall.divergence,
             waited_for_another=waited_seconds > 0,
             waited_seconds=waited_seconds,
@@ -555,5 +557,5 @@ class CachedStart:
             self.blocks = self.lookup.plan.keys
             if self.lookup.base is not None:
                 self.live = self.lookup.base.chain
-        elif self.trust is not Trust.NOTHING:
+        elif self.trust is not Trust.NOTHING:  # otherwise they stay, as suspects
             self.blocks = ()

@@ -180,8 +180,8 @@ class PrefixTree:
         if block.key in self._nodes:
             return False
         node, cut = self._find_predecessor(block)
-        start = node.start + cut
-        if block.kind == "kv":
+        start = node.start + cut  # the position of the block's first token
+        if block.kind == "kv":  # skip the tokens that other blocks have
             node, cut = follow(node, cut, block.packed_tokens)[-1]
         return not self._add(node, cut, block, offset=node.start + cut - start).is_covered
 

@@ -257,7 +257,9 @@ class ChunkSharing:
         return list(chunk_tokens.items())
 
     def _only_chunk(self, prompt: ScheduledSequence, *, tokens: int, seconds: float) -> int:
-        """The chunk of the only prompt in a step without decoding rows."""
+        """The chunk of the only prompt in a step without decoding rows: at most `tokens`, and as many
+        as take at most `seconds`.
+        """
         longest = largest_chunk(self._costs, prompt)
         if prompt.is_indivisible(prompt.position):
             return longest

@@ -472,6 +472,7 @@ class Scheduler:
         at_max_tokens: list[RequestId] = []
         for request_id, tokens in outcome.generated_tokens.items():
             sequence = self._sequences.get(request_id)
+            # the id may belong to a later request, or the sequence may have restarted since
             if sequence is None or sequence.submitted_after_step >= step.number:
                 continue
             sequence.generated_tokens += tokens
@@ -784,7 +785,10 @@ class Scheduler:
         self, offers: Offers, model_drafts: Offers, *, pass_seconds: float
     ) -> int:
         """How many tokens, one per forward pass, a draft model should draft for each sequence in
-        `model_drafts` before the next step. Parameters as in `DraftGain.passes`.
+        `model_drafts` before the next step.
+
+        offers: drafts that cost nothing. model_drafts: those that are expected of the draft model.
+        pass_seconds: the duration of a pass.
         """
         rows = len(self._decoding)
         if not rows or not self._cost_model.knows_decoding:
@@ -800,8 +804,10 @@ class Scheduler:
     def approve_draft_prefill(
         self, chances: Sequence[float], *, pass_seconds: float, seconds: float, generated: int
     ) -> bool:
-        """Decide whether a draft model prefills a sequence. Parameters as in
-        `DraftGain.approve_prefill`.
+        """Decide whether a draft model prefills a sequence, which takes `seconds`.
+
+        chances: for each token of its drafts, the chance that it and those before it are right.
+        pass_seconds: how long it takes to draft a token. generated: tokens of the answer so far.
         """
         return self._draft_gain.approve_prefill(
             chances,

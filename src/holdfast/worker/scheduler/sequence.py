@@ -189,6 +189,7 @@ class ScheduledSequence:
         if self.costs.block_tokens is not None:
             rows_in_block = self.costs.block_tokens - self.position % self.costs.block_tokens
             most_rows = min(most_rows, rows_in_block)
+        # the first row is the last sampled token; the step samples one more token than it verifies
         return max(0, min(most_rows - 1, self.max_tokens - self.planned_answer_tokens - 2))
 
     def settle_draft(self, *, span_tokens: int, generated_tokens: int, repeated: int) -> None:

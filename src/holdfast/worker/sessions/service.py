@@ -68,7 +68,7 @@ class SessionService:
         self._cache = cache
         self._now = clock
         # the wall clock, but a jump far ahead is not trusted: sessions would expire
-        self._retention_now = RetentionClock(wall=clock, steady=steady)
+        self._retention_clock = RetentionClock(wall=clock, steady=steady)
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
@@ -181,7 +181,7 @@ class SessionService:
         answers = [answer for answer in possible if answer is not None]
         if answers:
             return answers  # now, because an exception in the following work would lose them
-        now = self._retention_now()
+        now = self._retention_clock()
         if now - self._expiry_checked_at >= EXPIRY_SECONDS:
             self._expiry_checked_at = now
             self._expire()
@@ -368,8 +368,9 @@ class SessionService:
         )
 
     def _session_info(self, session: Session) -> SessionInfo:
+        """What users see of a session: its data, and where the tokens of its main branch are."""
         index = self._cache.index
-        branch = session.branches[0] if session.branches else None  # the main one
+        branch = session.branches[0] if session.branches else None
         kept_tokens = ram_tokens = live_tokens = 0
         for block in () if branch is None else index.kept_part(branch).blocks:
             # only the beginning counts as live: a request could not start from a later part
@@ -403,7 +404,7 @@ class SessionService:
         soon, the pins now.
         """
         self._unwritten[session.record_name] = session
-        if session.pinned or self._retention_now() - self._recorded_at >= RECORD_SECONDS:
+        if session.pinned or self._retention_clock() - self._recorded_at >= RECORD_SECONDS:
             # Record the session before pinning its blocks: only a recorded session can release the pins.
             self._write_records()
         self._pins.sync(session)
@@ -412,7 +413,7 @@ class SessionService:
         """Write the records of changed sessions, except those of which an earlier worker's record is
         not read yet: it would be overwritten.
         """
-        self._recorded_at = self._retention_now()
+        self._recorded_at = self._retention_clock()
         if (
             self._are_unread(self._unwritten)
             and self._recorded_at - self._read_at >= REREAD_SECONDS
@@ -436,13 +437,13 @@ class SessionService:
             return
         records = self._cache.store.records()
         if records is None:
-            self._read_at = self._retention_now()
+            self._read_at = self._retention_clock()
             return
         decoded = self._decode_records(records.found)
         recorded = [session for name, session in decoded.items() if self._are_unread((name,))]
         self._unread = records.unread
-        self._retention_now.start_from_stamps(session.last_used_at for session in recorded)
-        self._read_at = self._retention_now()
+        self._retention_clock.start_from_stamps(session.last_used_at for session in recorded)
+        self._read_at = self._retention_clock()
         for session in recorded:
             newer = self._registry.find(session.session_id, tenant=session.tenant)
             if newer is not None:  # used before its record could be read
@@ -473,7 +474,7 @@ class SessionService:
 
         The store's records tell this. Until they are read, no session is closed.
         """
-        expired = self._registry.expired(self._retention_now())
+        expired = self._registry.expired(self._retention_clock())
         store = self._cache.store
         if not expired:
             self._records_future = None
