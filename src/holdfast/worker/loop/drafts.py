@@ -258,9 +258,8 @@ class Drafts:
         chances = model.chances(sequence.drafts.model_state)[:most_tokens]
         if self._recomputes_accepted:
             likely_tokens = sum(chance >= _LEAST_CHANCE_IF_RECOMPUTED for chance in chances)
-            chances = chances[
-                : max(1, likely_tokens)
-            ]  # at least one, so that it is tried now and then
+            # at least one, so that it is tried now and then
+            chances = chances[: max(1, likely_tokens)]
         return chances
 
     def _draft_with_model(
