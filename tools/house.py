@@ -63,7 +63,7 @@ FORMS: Mapping[str, Sequence[str]] = {
         front.request.PromptText front.prompt.token_memory.RememberedText front.request.PromptTokens
         front.prompt.prepare.Prepared front.answers.choice.ChoiceRules
         wire.commands.SequenceRequest front.link.model_client._OpenRequest
-        worker.scheduler.queue.ScheduledSequence worker.loop.sequences.LiveSequence
+        worker.scheduler.sequence.ScheduledSequence worker.loop.sequences.LiveSequence
         worker.prefix.lookup.Lookup worker.prefix.lookup.ReusePlan worker.prefix.lookup.LiveClaim
         worker.prefix.lookup.LiveChain
         worker.engine.sequence.EngineSequence worker.scheduler.scheduler.Decision
@@ -92,7 +92,7 @@ WAITS = {
     "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",
     "worker.loop.inbox.ZmqInbox": "for the loop to read it",
     "worker.vision.images.WorkerImages.request_layouts": "for the layout of its images",
-    "worker.scheduler.queue.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
+    "worker.scheduler.sequence.ScheduledSequence.waits_for": "for its cached prefix, another prefill, "
     "its images, a running slot and memory, or its client",
     "worker.loop.idle_work.IdleWork.begin": "for an idle worker",
 }

@@ -14,9 +14,8 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.plan import StepPlan
-from holdfast.worker.scheduler.admission import SequenceCosts
-from holdfast.worker.scheduler.queue import ScheduledSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 from tests.fakes.architectures import probed
 from tests.fakes.caching_worker import live_bytes
 from tests.fakes.step_worker import submit

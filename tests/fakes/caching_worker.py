@@ -41,8 +41,8 @@ from holdfast.worker.prefix import cache, live_tier, lookup, tree
 from holdfast.worker.prefix import chain as prefix_chain
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.sessions.service import SessionService
 from tests.fakes.architectures import probed
 from tests.fakes.script_inbox import AfterEarlier, ScriptInbox
@@ -322,7 +322,7 @@ class CachingWorker:
         """All accounts agree with each other and with the arrays."""
         self.loop.check_invariants()
         self.index.check_invariants()
-        self.loop._cache_client._count_held(self.cache)  # as the next step begins
+        self.loop._cache_client._record_live_states(self.cache)  # as the next step begins
         chains = list(self.cache.live._chains)
         assert all(chain.state is not None for chain in chains), "a live chain without a state"
         for chain in chains:

@@ -29,8 +29,8 @@ from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.process import WorkerEnd, live, run_process
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from tests.fakes.fake_engine import FakeEngine, hold_the_lock
 
 ROOT = Path(__file__).parents[2]

@@ -34,7 +34,7 @@ def force(
     rng = random.Random(seed)
 
     class MixedDrafts(drafts.Drafts):
-        def _expected_draft(self, sequence: LiveSequence, most: int) -> Draft:
+        def _draft_from_text(self, sequence: LiveSequence, most: int) -> Draft:
             done = len(sequence.answer.token_ids)
             right = answers.get(sequence.id, ())[done : done + min(most, rng.randrange(10))]
             mixed = tuple(token if rng.random() < 0.85 else rng.randrange(200) for token in right)

@@ -10,8 +10,8 @@ from holdfast.worker.loop.device_steps import DispatchedStep
 from holdfast.worker.loop.loop import ModelOptions, WorkerLoop
 from holdfast.worker.loop.sequences import LiveSequence
 from holdfast.worker.prefix.cache import PrefixCache
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.script_inbox import ScriptInbox
 

@@ -13,11 +13,10 @@ from holdfast.config import SchedulerSettings
 from holdfast.wire.events import WaitReason
 from holdfast.wire.requests import ServiceClass
 from holdfast.worker.engine.plan import NO_DRAFT, Draft, Span, StepPlan
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.chunking import PATIENCE_STEPS
 from holdfast.worker.scheduler.cost_model import CostModel, StepLoad
-from holdfast.worker.scheduler.queue import DEFAULT_SERVICE, ScheduledSequence
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
+from holdfast.worker.scheduler.sequence import DEFAULT_SERVICE, ScheduledSequence, SequenceCosts
 
 SecondsOf = Callable[[StepLoad], float]
 StopsAt = Callable[
@@ -270,7 +269,7 @@ class StepWorker:
         def may_quantize(request_id: str) -> bool:
             return self.live[request_id].costs is None
 
-        while request_id := self.scheduler.short_of_memory(costs, may_quantize=may_quantize):
+        while request_id := self.scheduler.next_to_quantize(costs, may_quantize=may_quantize):
             served = self.live[request_id]
             assert not served.runs
             assert not served.is_paused

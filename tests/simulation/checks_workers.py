@@ -43,7 +43,7 @@ class WorkerChecks(Part):
         if worker is None:
             return
         statistics = loop._scheduler.statistics()
-        waits = sorted(reason.value for reason in loop._ledger.waits().values())
+        waits = sorted(reason.value for reason in loop._ledger.wait_reasons().values())
         self.checks.states.add(
             (
                 f"running {min(statistics.running, 3)} queued {min(statistics.queued, 3)}",
@@ -61,7 +61,7 @@ class WorkerChecks(Part):
 
     def _check_idle(self, loop: WorkerLoop) -> None:
         """The loop is about to sleep."""
-        for request_id, reason in loop._ledger.waits().items():
+        for request_id, reason in loop._ledger.wait_reasons().items():
             if reason is not WaitReason.READER:
                 self._violation(
                     "the queue is never idle",

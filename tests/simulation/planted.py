@@ -180,7 +180,7 @@ FAULTS: Sequence[Fault] = (
     _fault(
         "the state of a failed step is cached",
         ("worker/loop/cache_client.py",
-         "        if results is None:\n            self._discard(step.sequences)\n            return\n",
+         "        if results is None:\n            self._discard_uncommitted(step.sequences)\n            return\n",
          "        if results is None:\n"
          "            self._commit_step(step.pending, step.sequences)\n            return\n"),
     ),
@@ -193,13 +193,13 @@ FAULTS: Sequence[Fault] = (
     _fault(
         "a paused reader keeps its twins waiting",
         ("worker/loop/loop.py",
-         "        self._cache_client.withdraw(sequence)\n        self._ledger.wait(sequence, WaitReason.READER",
-         "        self._ledger.wait(sequence, WaitReason.READER"),
+         "        self._cache_client.withdraw(sequence)\n        self._ledger.set_wait_reason(sequence, WaitReason.READER",
+         "        self._ledger.set_wait_reason(sequence, WaitReason.READER"),
     ),
     _fault(
         "a request that was paused in the queue is not looked up again",
         ("worker/loop/loop.py",
-         "        if not sequence.is_open:\n            self._complete_for_closed_sequences()\n"
+         "        if not sequence.is_open:\n            self._collect_for_closed_sequences()\n"
          "            self._cache_client.look_up(sequence)\n\n    def _set",
          "\n    def _set"),
     ),

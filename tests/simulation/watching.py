@@ -228,7 +228,7 @@ def install() -> None:
 # what happens in caches and stores: class, method and name
 _CACHE_EVENTS = (
     (PrefixIndex, "_evict", "a block leaves RAM"),
-    (PrefixIndex, "_vanish", "a block is lost"),
+    (PrefixIndex, "_lose_key", "a block is lost"),
     (PrefixIndex, "fill", "a block is stored again"),
     (PrefixIndex, "mark_suspect", "a block cannot be read"),
     (PrefixIndex, "unreadable", "a block is damaged or gone"),

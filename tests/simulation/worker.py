@@ -38,8 +38,8 @@ from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.process import WorkerEnd, live
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.sessions.service import SessionService
 from tests.simulation.device import (
     Costs,

@@ -17,13 +17,13 @@ STEP_SECONDS = 0.05
 if "holdfast.worker" in sys.orig_argv:
     from holdfast.worker.loop.loop import WorkerLoop
 
-    complete = WorkerLoop._complete
+    collect_step = WorkerLoop._collect_step
     until = os.environ["SLOW_STEPS_UNTIL"]
 
-    @wraps(complete)
-    def _complete(self: WorkerLoop, flight: object) -> None:
+    @wraps(collect_step)
+    def _collect_step(self: WorkerLoop, flight: object) -> None:
         if not os.path.exists(until):
             time.sleep(STEP_SECONDS)
-        complete(self, flight)  # type: ignore[arg-type]
+        collect_step(self, flight)  # type: ignore[arg-type]
 
-    WorkerLoop._complete = _complete  # type: ignore[method-assign]
+    WorkerLoop._collect_step = _collect_step  # type: ignore[method-assign]

@@ -89,14 +89,14 @@ def test_a_sequence_that_cannot_be_opened_leaves_no_live_state(
     subject = CachingWorker(name, most_parked_bytes=0)
     subject.send(greedy("first", random_prompt(17), max_tokens=0))
     finish(subject)
-    whole, failures = subject.index.whole, [RuntimeError("the index fails")]
+    whole, failures = subject.index.whole_blocks, [RuntimeError("the index fails")]
 
     def fails_once(pieces: object) -> object:
         if failures:
             raise failures.pop()
         return whole(pieces)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(subject.index, "whole", fails_once)
+    monkeypatch.setattr(subject.index, "whole_blocks", fails_once)
     subject.send(greedy("turn", random_prompt(17) + random_prompt(5, "b")))
     finish(subject)
     assert not failures

@@ -185,7 +185,7 @@ def test_a_request_is_looked_up_again_if_its_blocks_are_gone() -> None:
     waiting.arrive("a", 1, 2, 3, 4, 5)
     waiting.cache.forget(tuple(stored_chain(1, 2, 3, 4)))
     waiting.client.make_room()
-    assert waiting.ledger.waits()["a"] is WaitReason.LOOKUP
+    assert waiting.ledger.wait_reasons()["a"] is WaitReason.LOOKUP
     assert waiting.admitted() == {}
     waiting.client.advance()
     assert waiting.admitted() == {"a": 0}
@@ -201,15 +201,15 @@ def test_requests_postponed_while_memory_is_critical_wait_for_memory() -> None:
         waiting.arrive(name, 7, 7)
     for _ in range(2):
         waiting.client.advance()
-        assert set(waiting.ledger.waits().values()) == {WaitReason.MEMORY}
-        assert [each.id for each in waiting.client._looked_up()] == ["early"]
+        assert set(waiting.ledger.wait_reasons().values()) == {WaitReason.MEMORY}
+        assert [each.id for each in waiting.client._with_pinned_prefix()] == ["early"]
     assert waiting.admitted().keys() == {"early"}
     waiting.ledger["early"].start.release()
     waiting.client.advance()
-    assert [each.id for each in waiting.client._looked_up()] == ["second"]
+    assert [each.id for each in waiting.client._with_pinned_prefix()] == ["second"]
     waiting.scheduler.admits_one_at_a_time = False
     waiting.client.advance()
-    assert len(waiting.client._looked_up()) == 3
+    assert len(waiting.client._with_pinned_prefix()) == 3
     assert waiting.ledger["fourth"].times.waited.keys() == {WaitReason.MEMORY}
 
 

@@ -45,7 +45,7 @@ def begun(*names: str, model: str = "llama", engine: type[Engine] = Engine) -> C
 
 def reading(worker: CachingWorker) -> list[str]:
     """The requests with a span in the running step."""
-    dispatched = worker.loop._dispatched
+    dispatched = worker.loop._step_under_way
     return [] if dispatched is None else [span.request_id for span in dispatched.plan.spans]
 
 
@@ -128,10 +128,10 @@ def test_the_newest_conversation_is_first_and_the_oldest_dropped() -> None:
 def test_an_idle_step_is_no_longer_than_the_stall_time() -> None:
     worker = begun()
     # seconds per token: 16 tokens take a chunk's maximum
-    worker.loop._scheduler._costs._prompt._mean = 0.25 / 16.5
+    worker.loop._scheduler._cost_model._prompt_trend._mean = 0.25 / 16.5
     worker.send(ahead("ahead"))
     worker.step()
-    assert [span.tokens for span in worker.loop._dispatched.plan.spans] == [16]  # type: ignore[union-attr]
+    assert [span.tokens for span in worker.loop._step_under_way.plan.spans] == [16]  # type: ignore[union-attr]
 
 
 def test_idle_work_is_not_charged_to_a_client() -> None:

@@ -12,8 +12,8 @@ from holdfast.config import SchedulerSettings
 from holdfast.machine.device_memory import Pressure, pressure_of, pressure_reader
 from holdfast.machine.memory_plan import MemoryPlan
 from holdfast.worker.loop.memory_budget import CLEAR_SECONDS, READ_SECONDS, MemoryBudget
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from tests.fakes.fake_cache import NothingLive
 from tests.fakes.step_worker import submit
 

@@ -18,11 +18,11 @@ def test_a_second_request_waits_for_the_common_prefix() -> None:
     assert ahead == InFlightPrefill("first", 60)
     prefills.wait("second", ahead)
     assert prefills.waiting == 1
-    assert prefills.progress("first", 59) == ()
-    assert prefills.progress("first", 64) == ("second",)
+    assert prefills.record_progress("first", 59) == ()
+    assert prefills.record_progress("first", 64) == ("second",)
     assert prefills.waiting == 0
     assert prefills.ahead_of(pack_tokens([*CHAIN[:60], 7, 7]), 60) is None
-    assert prefills.progress("nobody", 64) == ()
+    assert prefills.record_progress("nobody", 64) == ()
 
 
 def test_a_reader_that_stops_frees_its_waiters() -> None:
@@ -41,7 +41,7 @@ def test_a_reader_that_stops_frees_its_waiters() -> None:
 def test_no_request_waits_for_a_slower_reader_or_evicted_blocks() -> None:
     prefills = InFlightPrefills()
     prefills.announce("slow", pack_tokens(CHAIN))
-    prefills.progress("slow", 10)
+    prefills.record_progress("slow", 10)
     assert prefills.ahead_of(pack_tokens(CHAIN), 11) is None, "the asker is quicker by itself"
     assert prefills.ahead_of(pack_tokens(CHAIN), 10) == InFlightPrefill("slow", 100)
     assert prefills.ahead_of(pack_tokens([*CHAIN[:8], 7]), 0) is None, (
@@ -51,9 +51,9 @@ def test_no_request_waits_for_a_slower_reader_or_evicted_blocks() -> None:
 
 def test_the_reader_with_the_longest_common_prefix_is_chosen() -> None:
     prefills = InFlightPrefills()
-    prefills.announce("a little", pack_tokens(CHAIN[:30]), have=20)
+    prefills.announce("a little", pack_tokens(CHAIN[:30]), stored_tokens=20)
     prefills.announce("all", pack_tokens(CHAIN))
-    prefills.announce("all, and further", pack_tokens(CHAIN), have=5)
+    prefills.announce("all, and further", pack_tokens(CHAIN), stored_tokens=5)
     assert prefills.ahead_of(pack_tokens(CHAIN), 0) == InFlightPrefill("all, and further", 100)
     prefills.withdraw("all, and further")
     assert prefills.ahead_of(pack_tokens(CHAIN), 0) == InFlightPrefill("all", 100)
@@ -88,7 +88,7 @@ def test_the_choice_agrees_with_a_linear_scan(
     prefills = InFlightPrefills()
     best = have
     for index, (tokens, progress) in enumerate(readers):
-        prefills.announce(str(index), pack_tokens(tokens), have=progress)
+        prefills.announce(str(index), pack_tokens(tokens), stored_tokens=progress)
         shared = max(
             end
             for end in range(9)
@@ -132,7 +132,7 @@ class InFlightStates(RuleBasedStateMachine):
         if ahead is None:
             self.waiting.discard(name)
             self.prefills.announce(
-                name, pack_tokens(prompt), have=have, boundaries=self.boundaries[name]
+                name, pack_tokens(prompt), stored_tokens=have, boundaries=self.boundaries[name]
             )
             self.progress[name] = have
         else:
@@ -164,7 +164,7 @@ class InFlightStates(RuleBasedStateMachine):
         self.progress[name] = min(len(prompt), self.progress[name] + tokens)
         if is_kept:
             self.stored.append(prompt[: self.progress[name]])
-        self.free(self.prefills.progress(name, self.progress[name]))
+        self.free(self.prefills.record_progress(name, self.progress[name]))
         if self.progress[name] == len(prompt):
             self.end(name)
 

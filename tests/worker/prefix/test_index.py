@@ -449,9 +449,9 @@ def test_blocks_forgotten_after_planning_are_not_whole() -> None:
     memory = library()
     first, second = read_chain(memory, CHAIN)
     plan = plan_of(memory, CHAIN)
-    assert memory.whole(plan.blocks) == [first.key, second.key]
+    assert memory.whole_blocks(plan.blocks) == [first.key, second.key]
     memory.forget([second.key], cause=CacheOutcome.FORGOTTEN)
-    assert memory.whole(plan.blocks) == [first.key]
+    assert memory.whole_blocks(plan.blocks) == [first.key]
 
 
 def test_unreadable_blocks_are_not_planned_even_while_saving() -> None:

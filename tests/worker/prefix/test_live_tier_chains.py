@@ -47,7 +47,7 @@ class HeldStates(RuleBasedStateMachine):
         live = a_chain(self.index, tokens)
         if is_live:
             self.live.append(live)
-            self.index.begin_holding(live, self.index.whole(plan.blocks))
+            self.index.begin_holding(live, self.index.whole_blocks(plan.blocks))
         cursor = stored(self.index, tokens)
         while cursor.position < len(tokens):
             own = tokens[cursor.position : cursor.position + block_tokens]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from holdfast.errors import TooLargeForMemory
-from holdfast.worker.scheduler.admission import KvReservations, SequenceCosts
-from holdfast.worker.scheduler.queue import ScheduledSequence
+from holdfast.worker.scheduler.admission import KvReservations
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 
 COSTS = SequenceCosts(kv_bytes_per_token=10, fixed_bytes_per_sequence=100, reserve_step_tokens=16)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.config import SchedulerSettings
-from holdfast.worker.scheduler.admission import SequenceCosts
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from tests.fakes.step_worker import StepWorker
 
 

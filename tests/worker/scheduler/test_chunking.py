@@ -12,7 +12,7 @@ from holdfast.worker.scheduler.chunking import (
     ChunkSharing,
 )
 from holdfast.worker.scheduler.cost_model import ChunkBounds, CostModel, StepLoad
-from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 
 QUANTUM = 32
 STALL = 0.5  # seconds

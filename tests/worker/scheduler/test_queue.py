@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from holdfast.config import SchedulerSettings
 from holdfast.errors import QueueFull
 from holdfast.wire.requests import Priority, ServiceClass
-from holdfast.worker.scheduler.admission import SequenceCosts
-from holdfast.worker.scheduler.queue import FairShare, ScheduledSequence
+from holdfast.worker.scheduler.queue import FairShare
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 from tests.fakes.slow import slow
 from tests.fakes.step_worker import StepWorker
 
@@ -310,5 +310,5 @@ def test_the_memory_of_past_flows_is_bounded(
         passing = sequence(str(number))
         share.add_sequence(passing)
         share.forget(passing)
-        assert len(share._turns) <= 11
-    assert {"a", "b"} <= share._turns.keys()
+        assert len(share._turn_of_flow) <= 11
+    assert {"a", "b"} <= share._turn_of_flow.keys()

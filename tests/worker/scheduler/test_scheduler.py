@@ -8,9 +8,9 @@ from holdfast.config import SchedulerSettings
 from holdfast.errors import ConfigError, InvalidRequest, PromptTooLong, QueueFull, TooLargeForMemory
 from holdfast.wire.events import WaitReason
 from holdfast.worker.engine.plan import Span, StepPlan
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.chunking import GRAIN_TOKENS
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from tests.fakes.step_worker import StepWorker, device_seconds, submit
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from holdfast.config import SchedulerSettings
 from holdfast.worker.engine.plan import Span
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler, StepOutcome
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from tests.fakes.step_worker import submit
 
 

@@ -9,9 +9,8 @@ import random
 import pytest
 
 from holdfast.config import SchedulerSettings
-from holdfast.worker.scheduler.admission import SequenceCosts
-from holdfast.worker.scheduler.queue import ScheduledSequence
 from holdfast.worker.scheduler.scheduler import Scheduler, StepOutcome
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 from tests.fakes.step_worker import submit
 
 BUDGET, TOKEN_BYTES = 960, 10

@@ -14,8 +14,8 @@ from holdfast.config import SchedulerSettings
 from holdfast.errors import PromptTooLong, QueueFull, TooLargeForMemory
 from holdfast.wire.requests import ServiceClass
 from holdfast.worker.engine.plan import NO_DRAFT, Draft
-from holdfast.worker.scheduler.admission import SequenceCosts
 from holdfast.worker.scheduler.cost_model import StepLoad
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from tests.fakes.step_worker import StepWorker, device_seconds
 
 BUDGET_TOKENS = 96

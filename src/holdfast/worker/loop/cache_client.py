@@ -4,10 +4,14 @@ and commits new state.
 If the cache fails, a request is prefilled from its first token, but is still answered: `_guarded`
 logs the failure and calls a fallback.
 
-A request waits in the scheduler's queue, marked as not ready, while its blocks are read from disk,
+A request waits in the scheduler's queue, not to be admitted yet, while its blocks are read from disk,
 or while its twin, another request, prefills the same prefix. Blocks that a step copied out are
-committed with that step. The rest of a sequence is copied out when the sequence is closed, computed
-with the next step, and committed once that step has succeeded.
+committed (stored in the cache) with that step. The rest of a sequence is copied out when the sequence
+is closed, computed with the next step, and committed once that step has succeeded.
+
+The *live state* of a sequence is its KV in the engine's buffers; the *live chain* is the cache's
+record of it, from which other sequences may start. The state of a sequence that has ended may be
+*parked*: kept until its memory is needed, so that a later request can take it over.
 """
 
 from __future__ import annotations
@@ -61,8 +65,8 @@ def _guarded(
     def decorate(method: _Action[P]) -> _Action[P]:
         @functools.wraps(method)
         def guarded(client: CacheClient, /, *args: P.args, **more: P.kwargs) -> None:
-            first = args[0] if args else None
-            names = [first.id] if isinstance(first, LiveSequence) else []
+            sequence = args[0] if args else None
+            names = [sequence.id] if isinstance(sequence, LiveSequence) else []
 
             def fall_back(error: Exception) -> None:
                 if otherwise is not None:
@@ -117,18 +121,16 @@ class CacheClient:
         self._scheduler = scheduler
         self._ledger = ledger
         self._on_end = on_end
-        self._read_ahead = ReadAheadRuns()
+        self._read_ahead_runs = ReadAheadRuns()
         self._in_flight = InFlightPrefills()
-        self._computing: list[
-            _UncommittedRest
-        ] = []  # copied out since the last step was dispatched
-        self._computed: list[
-            _UncommittedRest
-        ] = []  # computed with the last step, but not committed yet
+        # copied out since the last step was dispatched
+        self._computing_rests: list[_UncommittedRest] = []
+        # computed with the last step, but not committed yet
+        self._computed_rests: list[_UncommittedRest] = []
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a request waits for `advance`; if so, the loop must not sleep."""
+        """Whether a request waits for something that `advance` does; if so, the loop must not sleep."""
         reasons = (WaitReason.LOOKUP, WaitReason.DISK, WaitReason.IMAGES)
         return bool(self._scheduler.waiting_for(*reasons))
 
@@ -140,9 +142,9 @@ class CacheClient:
         """Whether one of these sequences has been closed, but the copied state is still
         being computed.
         """
-        return any(rest.sequence in sequences for rest in self._computing)
+        return any(rest.sequence in sequences for rest in self._computing_rests)
 
-    def keeps(self, request: SequenceRequest) -> bool:
+    def caches_state_of(self, request: SequenceRequest) -> bool:
         """Whether later requests may start from state that is computed for this request."""
         return request.is_kept and self._cache_for(request) is not None
 
@@ -171,10 +173,10 @@ class CacheClient:
         cache = self._cache_for(request)
         if cache is None or not request.is_kept:
             return ()
-        found = cache.boundaries(len(request.prompt_token_ids), request.resume_points)
+        boundaries = cache.boundaries(len(request.prompt_token_ids), request.resume_points)
         for start, end in self._engine.indivisible(request):
-            found = tuple(each for each in found if not start < each < end)
-        return found
+            boundaries = tuple(each for each in boundaries if not start < each < end)
+        return boundaries
 
     def _cache_for(self, request: SequenceRequest) -> PrefixCache | None:
         """The cache; None if there is none, or if no token of the prompt may come from it."""
@@ -186,20 +188,21 @@ class CacheClient:
 
     @_guarded(
         "request %s is prefilled from its first token",
-        otherwise=lambda client, sequence: client._restart_cold(sequence),
+        otherwise=lambda client, sequence: client._start_without_cache(sequence),
     )
     def look_up(self, sequence: LiveSequence) -> None:
         """Find the cached prefix of a waiting sequence, instead of one that was found before. As
-        soon as the prefix is in memory, the scheduler is told that the sequence is ready.
+        soon as the prefix is in memory, the scheduler may admit the sequence.
         """
         self.withdraw(sequence)
         request = sequence.request
         cache = self._cache_for(request)
         start = sequence.start
+        # after certain failures, a sequence must not start from cached state
         if cache is None or start.trust is Trust.NOTHING:
-            self._restart_cold(sequence)
+            self._start_without_cache(sequence)
             return
-        if self._must_postpone():
+        if self._must_postpone_lookups():
             self._look_up_later(sequence, reported=WaitReason.MEMORY)
             return
         # first commit the latest states: the next turn often arrives right after the answer that it
@@ -207,77 +210,88 @@ class CacheClient:
         self.flush()
         began_at = self._ledger.clock()
         chain = bytes(sequence.chain)
-        reusable = _lookup_chain(sequence, chain)
+        reusable_chain = _reusable_chain(sequence, chain)
         start.lookup = lookup = cache.lookup(
-            reusable,
+            reusable_chain,
             root=self.root_of(sequence),
             in_blocks_only=start.trust is Trust.BLOCKS,
             may_move=request.is_kept,
         )
         start.lookup_seconds += self._ledger.clock() - began_at
-        if self._waits_for_twin(sequence, reusable, cached_tokens=lookup.cached_tokens):
+        if self._begin_to_wait_for_twin(
+            sequence, reusable_chain, cached_tokens=lookup.cached_tokens
+        ):
             return
         if request.is_kept:
             self._in_flight.announce(
                 sequence.id,
                 chain,
                 tenant=_in_flight_tenant(sequence),
-                have=lookup.cached_tokens,
+                stored_tokens=lookup.cached_tokens,
                 boundaries=self.boundaries(request) or None,
             )
-        self._take_fetched(sequence)
+        self._take_read_blocks(sequence)
 
-    def _looked_up(self) -> list[LiveSequence]:
+    def _with_pinned_prefix(self) -> list[LiveSequence]:
         """The sequences whose cached prefix is pinned: those that wait with it, and admitted ones
         until the engine has opened them.
         """
         return [each for each in self._ledger.live() if each.start.lookup is not None]
 
-    def _must_postpone(self) -> bool:
+    def _must_postpone_lookups(self) -> bool:
         """Whether memory is critically short, so that only one waiting sequence may have its prefix
         in memory, and one has it.
         """
-        return self._scheduler.admits_one_at_a_time and bool(self._looked_up())
+        return self._scheduler.admits_one_at_a_time and bool(self._with_pinned_prefix())
 
     def _look_up_later(self, sequence: LiveSequence, *, reported: WaitReason | None = None) -> None:
+        """Give up the prefix found for a sequence; `advance` looks it up again. reported: what users
+        see as the reason for the wait, if that is another one.
+        """
         self.withdraw(sequence)
-        self._ledger.wait(sequence, WaitReason.LOOKUP, reported=reported)
+        self._ledger.set_wait_reason(sequence, WaitReason.LOOKUP, reported=reported)
 
-    def _waits_for_twin(self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int) -> bool:
+    def _begin_to_wait_for_twin(
+        self, sequence: LiveSequence, chain: bytes, *, cached_tokens: int
+    ) -> bool:
+        """Let a sequence wait for its twin, if there is one whose prefill saves enough. Returns
+        whether it waits now. chain: the packed tokens that may come from the cache.
+        """
         tenant = _in_flight_tenant(sequence)
         limit = len(chain) // TOKEN_BYTES - 1
-        ahead = self._in_flight.ahead_of(chain, cached_tokens, tenant=tenant, limit=limit)
-        if ahead is None or ahead.tokens - cached_tokens < LEAST_SHARED_TOKENS:
+        twin = self._in_flight.ahead_of(chain, cached_tokens, tenant=tenant, limit=limit)
+        if twin is None or twin.tokens - cached_tokens < LEAST_SHARED_TOKENS:
             return False
         sequence.start.release()
-        self._in_flight.wait(sequence.id, ahead)
-        self._ledger.wait(sequence, WaitReason.TWIN)
+        self._in_flight.wait(sequence.id, twin)
+        self._ledger.set_wait_reason(sequence, WaitReason.TWIN)
         return True
 
-    def _take_fetched(self, sequence: LiveSequence) -> None:
-        """Take blocks that were read; the sequence may start if its cached prefix is in memory."""
+    def _take_read_blocks(self, sequence: LiveSequence) -> None:
+        """Take blocks that were read from disk. Once the whole prefix is in memory, the sequence may be
+        admitted.
+        """
         assert self._cache is not None
         assert sequence.start.lookup is not None
         if self._cache.advance(sequence.start.lookup):
-            self._let_start(sequence)
+            self._allow_admission(sequence)
         else:
-            self._ledger.wait(sequence, WaitReason.DISK)
+            self._ledger.set_wait_reason(sequence, WaitReason.DISK)
 
-    def _let_start(self, sequence: LiveSequence) -> None:
-        """Let a sequence start after the prefix that was found for it, once the images after that
-        have features.
+    def _allow_admission(self, sequence: LiveSequence) -> None:
+        """Let the scheduler admit a sequence, which starts after the prefix that was found for it. If
+        images after that prefix have no features yet, the sequence waits for them first.
         """
         lookup = sequence.start.lookup
         cached_tokens = sequence.start.cached_tokens
         if self._engine.has_unprepared_images(
             sequence.request, start=cached_tokens, prepared=sequence.prepared_images
         ):
-            self._ledger.wait(sequence, WaitReason.IMAGES)
+            self._ledger.set_wait_reason(sequence, WaitReason.IMAGES)
             return
         held_tokens = 0 if lookup is None else lookup.held_tokens
         sequence.scheduled.start_after(cached_tokens, held_tokens=held_tokens)
-        # from here on, the scheduler may admit it
-        self._ledger.wait(sequence, WaitReason.MEMORY)
+        self._ledger.allow_admission(sequence)
 
     def _prepare_images(self) -> None:
         """Compute the features of at most one image, to limit the delay of running sequences."""
@@ -289,54 +303,55 @@ class CacheClient:
                     start=sequence.start.cached_tokens,
                     prepared=sequence.prepared_images,
                 )
-            self._let_start(sequence)
+            self._allow_admission(sequence)
             if has_computed:
                 return
 
     @_guarded(
         "cached prefixes could not be restored; the requests prefill them",
-        otherwise=lambda client: client._restart_all_cold(),
+        otherwise=lambda client: client._start_all_without_cache(),
     )
     def advance(self) -> None:
         """Take blocks that were read from disk, repeat lookups, prepare images, and do the cache's
         housekeeping.
         """
         if self._cache is not None:
-            self._repeat_lost(self._cache)
+            self._repeat_lost_lookups(self._cache)
+            # if memory is critically short, only the oldest may keep its prefix in memory
             if self._scheduler.admits_one_at_a_time:
-                for sequence in self._looked_up()[1:]:
+                for sequence in self._with_pinned_prefix()[1:]:
                     self._look_up_later(sequence, reported=WaitReason.MEMORY)
         if self.is_waited_for:
             self._prepare_images()
-            postpones = self._must_postpone()
+            must_postpone = self._must_postpone_lookups()
             for sequence in self._waiting(WaitReason.LOOKUP):
-                if postpones:
+                if must_postpone:
                     self._look_up_later(sequence, reported=WaitReason.MEMORY)
                     continue
                 self.look_up(sequence)
                 is_critical = self._scheduler.admits_one_at_a_time
-                postpones = is_critical and sequence.start.lookup is not None
+                must_postpone = is_critical and sequence.start.lookup is not None
             for sequence in self._waiting(WaitReason.DISK):
-                self._take_fetched(sequence)
+                self._take_read_blocks(sequence)
         if self._cache is not None:
             self._cache.maintain()
 
-    def _restart_cold(self, sequence: LiveSequence) -> None:
+    def _start_without_cache(self, sequence: LiveSequence) -> None:
         """Let a waiting sequence start from its first token, without the cache."""
         sequence.start.release()
-        self._let_start(sequence)
+        self._allow_admission(sequence)
 
-    def _restart_all_cold(self) -> None:
+    def _start_all_without_cache(self) -> None:
         """Let every sequence that waits for the cache start from its first token."""
         for sequence in self._waiting(
             WaitReason.LOOKUP, WaitReason.DISK, WaitReason.TWIN, WaitReason.IMAGES
         ):
             self._in_flight.withdraw(sequence.id)
-            self._restart_cold(sequence)
+            self._start_without_cache(sequence)
 
     @_guarded(
         "requests that waited for %s start from their first token",
-        otherwise=lambda client, sequence: client._restart_all_cold(),
+        otherwise=lambda client, sequence: client._start_all_without_cache(),
     )
     def withdraw(self, sequence: LiveSequence) -> None:
         """Record that a sequence has ended, is preempted or paused, or caches nothing any more: no
@@ -344,20 +359,21 @@ class CacheClient:
         waited for its prefill look up their prefixes again.
         """
         sequence.start.release()
-        self._free_twins(self._in_flight.withdraw(sequence.id))
+        self._release_twins(self._in_flight.withdraw(sequence.id))
 
-    def _free_twins(self, request_ids: Iterable[RequestId]) -> None:
+    def _release_twins(self, request_ids: Iterable[RequestId]) -> None:
+        """Let requests that waited for another one's prefill look up their prefixes again."""
         for request_id in request_ids:
-            self._ledger.wait(self._ledger[request_id], WaitReason.LOOKUP)
+            self._ledger.set_wait_reason(self._ledger[request_id], WaitReason.LOOKUP)
 
     @_guarded("requests may start from blocks that were forgotten")
-    def _repeat_lost(self, cache: PrefixCache) -> None:
+    def _repeat_lost_lookups(self, cache: PrefixCache) -> None:
         """Repeat the lookup of waiting sequences that would have started from forgotten blocks or
         lost live states. A sequence that was just admitted still starts from the blocks that it
         holds.
         """
         forgotten = cache.index.take_forgotten()
-        for sequence in self._looked_up():
+        for sequence in self._with_pinned_prefix():
             lookup = sequence.start.lookup
             if (
                 lookup is not None
@@ -378,7 +394,7 @@ class CacheClient:
         except InvalidRequest:
             raise
         except Exception:
-            self._free_taken(sequence)
+            self._free_state_to_take_over(sequence)
             raise
 
     def _open(self, sequence: LiveSequence) -> None:
@@ -387,16 +403,16 @@ class CacheClient:
         start = sequence.start
         lookup = start.lookup
         cache = self._cache_for(request)
-        base = None
+        base = None  # the live state to start from
         snapshots: Sequence[Snapshot] = ()
-        keep = None
+        copy_policy = None
         began_at = self._ledger.clock()
-        start.begin()
+        start.begin()  # if the sequence fails, what it starts from now may be the cause
         if cache is None:
-            is_off = self._cache is None
-            self._report(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
+            is_off = self._cache is None  # otherwise, the request must compute all its tokens
+            self._report_outcome(sequence, CacheOutcome.OFF if is_off else CacheOutcome.SCORED)
         elif lookup is None:
-            self._report(sequence, CacheOutcome.FAILED)
+            self._report_outcome(sequence, CacheOutcome.FAILED)
             start.cursor = Cursor(self.root_of(sequence))
         elif lookup.cached_tokens:
             snapshots = cache.snapshots(lookup)
@@ -404,11 +420,11 @@ class CacheClient:
         restored_at = self._ledger.clock()
         if cache is not None and request.is_kept:
             with log_failure("the KV of request %s is not cached", sequence.id):
-                marks = self.boundaries(request) or (sequence.prompt_tokens,)
-                keep = CopyPolicy(
+                boundaries = self.boundaries(request) or (sequence.prompt_tokens,)
+                copy_policy = CopyPolicy(
                     block_tokens=BLOCK_TOKENS,
                     cached_tokens=0 if lookup is None else lookup.plan.tokens,
-                    boundaries=frozenset(marks),
+                    boundaries=frozenset(boundaries),
                 )
         state = self._engine.open(
             request,
@@ -417,13 +433,13 @@ class CacheClient:
             form=sequence.form,
             base=base,
             snapshots=snapshots,
-            copy_policy=keep,
+            copy_policy=copy_policy,
         )
         sequence.is_open = True
         if cache is not None:
-            self._begin(cache, sequence, state, restore_seconds=restored_at - began_at)
+            self._record_open(cache, sequence, state, restore_seconds=restored_at - began_at)
 
-    def _begin(
+    def _record_open(
         self,
         cache: PrefixCache,
         sequence: LiveSequence,
@@ -432,7 +448,7 @@ class CacheClient:
         restore_seconds: float,
     ) -> None:
         """Record that the engine has opened a sequence, so that other sequences may start from its
-        live state.
+        live state. Reports what it has started from, and unpins the blocks.
         """
         request = sequence.request
         lookup = sequence.start.lookup
@@ -454,14 +470,15 @@ class CacheClient:
             restore_seconds=lookup.fetch_seconds + restore_seconds,
         )
         if sequence.start.report is None and not request.is_idle_work:
-            used = self._read_ahead.count_used_tokens(
+            used_tokens = self._read_ahead_runs.count_used_tokens(
                 sequence.chain, tenant=request.tenant, cached_tokens=report.cached_tokens
             )
-            report = msgspec.structs.replace(report, read_ahead_tokens=used)
-        self._count(sequence, report)
+            report = msgspec.structs.replace(report, read_ahead_tokens=used_tokens)
+        self._count_report(sequence, report)
         sequence.start.release()
 
-    def _report(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
+    def _report_outcome(self, sequence: LiveSequence, outcome: CacheOutcome) -> None:
+        """Report why a sequence starts without cached tokens."""
         waited_seconds = sequence.times.waited.get(WaitReason.TWIN, 0.0)
         report = CacheReport(
             outcome=outcome,
@@ -469,9 +486,9 @@ class CacheClient:
             waited_for_another=waited_seconds > 0,
             waited_seconds=waited_seconds,
         )
-        self._count(sequence, report)
+        self._count_report(sequence, report)
 
-    def _count(self, sequence: LiveSequence, report: CacheReport) -> None:
+    def _count_report(self, sequence: LiveSequence, report: CacheReport) -> None:
         # only the first start counts: after a preemption, a sequence mostly finds its own tokens
         if sequence.start.report is None:
             sequence.start.report = report
@@ -479,7 +496,8 @@ class CacheClient:
                 self._ledger.counters.count_report(report)
 
     @_guarded("the parked state of request %s could not be freed")
-    def _free_taken(self, sequence: LiveSequence) -> None:
+    def _free_state_to_take_over(self, sequence: LiveSequence) -> None:
+        """Free the parked state that a sequence was to take over, because it could not be opened."""
         lookup = sequence.start.lookup
         base = None if lookup is None else lookup.base
         # if the sequence already has a live chain, that chain is freed with the sequence
@@ -495,15 +513,17 @@ class CacheClient:
         """
         if self._cache is None:
             return
-        missing_bytes = self._count_held(self._cache)
+        missing_bytes = self._record_live_states(self._cache)
         if missing_bytes:
             with log_failure("parked states could not be freed"):
                 self._cache.live.reclaim(missing_bytes)
-                self._count_held(self._cache)
-        self._repeat_lost(self._cache)
+                self._record_live_states(self._cache)
+        self._repeat_lost_lookups(self._cache)
 
-    def _count_held(self, cache: PrefixCache) -> int:
-        """Returns the bytes of parked states that must be freed for the next step."""
+    def _record_live_states(self, cache: PrefixCache) -> int:
+        """Tell the scheduler how much memory live states take. Returns the bytes of parked states that
+        must be freed for the next step.
+        """
         for chain in cache.live.newly_frozen():
             sequence = self._ledger.find(chain.request_id)
             if sequence is not None and sequence.live is chain and sequence.is_open:
@@ -516,17 +536,17 @@ class CacheClient:
     @_guarded("the blocks of request %s could not be forgotten")
     def distrust(self, sequence: LiveSequence) -> None:
         """Forget the state that a failed sequence computed, and damaged state that it started
-        from. Its next attempt starts from less; see `CachedStart`.
+        from. Its next attempt starts from blocks only, or if it did already, without the cache.
         """
         try:
-            self._discard((sequence,))
+            self._discard_uncommitted((sequence,))
             if self._cache is not None:
                 self._cache.distrust(sequence.start, tuple(sequence.inserted))
         finally:
             sequence.start.lose_trust()
 
     @_guarded("the blocks that request %s started from could not be forgotten")
-    def _blame(self, sequence: LiveSequence) -> None:
+    def _blame_blocks(self, sequence: LiveSequence) -> None:
         """Forget the blocks that a sequence first started from, because it succeeded without the
         cache.
         """
@@ -535,7 +555,7 @@ class CacheClient:
 
     def note_read_ahead(self, run: ReadAheadRun) -> None:
         """Remember a prompt that an earlier worker prefilled as idle work."""
-        self._read_ahead.add_run(run)
+        self._read_ahead_runs.add_run(run)
 
     def quantize(self, sequence: LiveSequence) -> StateBytes:
         """Quantize the state of an open sequence. No pending step may contain the sequence. Its
@@ -548,6 +568,7 @@ class CacheClient:
             self._cache.live.seclude(live)
         sizes = self._engine.quantize(sequence.id)
         sequence.is_quantized = True
+        # frozen tokens may be shared with other states: nothing is reserved for them
         if live is not None and live.state is not None and live.state.can_share:
             live.held_tokens = live.state.frozen_tokens
         return sizes
@@ -566,18 +587,18 @@ class CacheClient:
             if is_healthy:
                 self._copy_rest(sequence, has_ended=has_ended)
             else:
-                self._give_up(sequence)
+                self._try_to_end_live(sequence)
         self.withdraw(sequence)
         if sequence.request.is_idle_work and is_healthy and has_ended:
-            self._read_ahead.add(sequence)
+            self._read_ahead_runs.add(sequence)
 
     @_guarded(
         "the rest of request %s is not cached",
-        otherwise=lambda client, sequence, *, has_ended: client._give_up(sequence),
+        otherwise=lambda client, sequence, *, has_ended: client._try_to_end_live(sequence),
     )
     def _copy_rest(self, sequence: LiveSequence, *, has_ended: bool) -> None:
         """Copy the rest of an open sequence's state, which no step has copied yet."""
-        if not self.keeps(sequence.request):
+        if not self.caches_state_of(sequence.request):
             self._end_live(sequence)
             return
         if sequence.is_quantized:
@@ -587,14 +608,15 @@ class CacheClient:
             return
         rest = self._engine.copy_remaining(sequence.id)
         if rest is not None:
-            self._computing.append(_UncommittedRest(sequence, rest, has_ended))
+            self._computing_rests.append(_UncommittedRest(sequence, rest, has_ended))
         if rest is None or not has_ended:
             self._end_live(sequence)
         if rest is None and has_ended:
             self._on_end(sequence)
 
     @_guarded("the state of request %s could not be freed")
-    def _give_up(self, sequence: LiveSequence) -> None:
+    def _try_to_end_live(self, sequence: LiveSequence) -> None:
+        """As `_end_live`, but a failure is only logged."""
         self._end_live(sequence)
 
     def _end_live(self, sequence: LiveSequence) -> None:
@@ -606,12 +628,16 @@ class CacheClient:
             self._cache.live.end_chain(live)
 
     @_guarded("the states of a failed step could not be freed")
-    def _discard(self, sequences: Container[LiveSequence]) -> None:
+    def _discard_uncommitted(self, sequences: Container[LiveSequence]) -> None:
         """Discard the state that was copied out of these sequences but is not committed."""
-        rests = (*self._computing, *self._computed)
+        rests = (*self._computing_rests, *self._computed_rests)
         discarded = [rest.sequence for rest in rests if rest.sequence in sequences]
-        self._computing = [rest for rest in self._computing if rest.sequence not in sequences]
-        self._computed = [rest for rest in self._computed if rest.sequence not in sequences]
+        self._computing_rests = [
+            rest for rest in self._computing_rests if rest.sequence not in sequences
+        ]
+        self._computed_rests = [
+            rest for rest in self._computed_rests if rest.sequence not in sequences
+        ]
         with ExitStack() as leaving:  # runs all, even if one raises
             for sequence in discarded:
                 leaving.callback(self._end_live, sequence)
@@ -623,54 +649,56 @@ class CacheClient:
         results: None if the whole step failed.
         """
         if results is None:
-            self._discard(step.sequences)
+            self._discard_uncommitted(step.sequences)
             return
         if not step.sequences:
             return
         self._commit_step(step.pending, step.healthy(results))
-        self._discard(step.unhealthy(results))
+        self._discard_uncommitted(step.unhealthy(results))
         for _, sequence, result in step.current_results(results):
             is_success = bool(result.token_ids) and not (result.failure or result.refusal)
             if is_success and sequence.start.has_suspects and self._ledger.is_live(sequence):
-                self._blame(sequence)
+                self._blame_blocks(sequence)
 
     @_guarded("the state that a step computed is not cached")
     def _commit_step(
         self, pending: PendingStep | None, sequences: tuple[LiveSequence, ...]
     ) -> None:
+        """Commit what a step copied out of these sequences, and the rests that it computed."""
         by_id = {sequence.id: sequence for sequence in sequences}
         copied = {} if pending is None else self._engine.take_copies(pending)
         for request_id, copies in copied.items():
             # a request of a forgotten session still copies blocks, but stores none
-            if request_id in by_id and self.keeps(by_id[request_id].request):
+            if request_id in by_id and self.caches_state_of(by_id[request_id].request):
                 self._commit(by_id[request_id], copies)
-        self._commit_computed()
+        self._commit_computed_rests()
 
     def flush(self) -> bool:
         """Commit all state that was copied out; waits for the device. Returns False if there was
         none.
         """
-        if not (self._computing or self._computed):
+        if not (self._computing_rests or self._computed_rests):
             return False
-        self._commit_computed()
-        self._commit_computed()
+        self._commit_computed_rests()
+        self._commit_computed_rests()
         return True
 
-    def _commit_computed(self) -> None:
+    def _commit_computed_rests(self) -> None:
         """Commit the computed state of closed sequences. The next call commits the state that is
         still being computed.
         """
-        while self._computed:
-            rest = self._computed.pop(0)
+        while self._computed_rests:
+            rest = self._computed_rests.pop(0)
             self._commit_rest(rest.sequence, rest)
-        self._computed = self._computing
-        self._computing = []
+        self._computed_rests = self._computing_rests
+        self._computing_rests = []
 
     @_guarded(
         "the rest of request %s is not cached",
-        otherwise=lambda client, sequence, rest: client._give_up(sequence),
+        otherwise=lambda client, sequence, rest: client._try_to_end_live(sequence),
     )
     def _commit_rest(self, sequence: LiveSequence, rest: _UncommittedRest) -> None:
+        """Commit the rest of a closed sequence, and park its state if it has ended."""
         is_finite = self._commit(sequence, rest.copies)
         live = sequence.live
         if rest.has_ended and live is not None and is_finite:
@@ -689,7 +717,7 @@ class CacheClient:
             sequence.start.cursor, sequence.chain, copies, live=sequence.live
         )
         if blocks := [each for each in copies if each.tokens]:
-            self._free_twins(self._in_flight.progress(sequence.id, blocks[-1].end))
+            self._release_twins(self._in_flight.record_progress(sequence.id, blocks[-1].end))
         is_finite = all(each.is_finite for each in copies)
         if not is_finite:
             logger.debug(
@@ -743,13 +771,15 @@ class ReadAheadRuns:
 
         Tokens that were evicted do not count, because the request prefills them itself.
         """
-        found = 0
+        used_tokens = 0
         for run in tuple(self._runs):
-            common = common_tokens(run.token_ids.packed, chain) if run.tenant == tenant else 0
-            if common > run.start:
-                found += max(0, min(common, cached_tokens) - run.start)
+            shared_tokens = 0
+            if run.tenant == tenant:
+                shared_tokens = common_tokens(run.token_ids.packed, chain)
+            if shared_tokens > run.start:
+                used_tokens += max(0, min(shared_tokens, cached_tokens) - run.start)
                 self._runs.remove(run)
-        return found
+        return used_tokens
 
 
 def _in_flight_tenant(sequence: LiveSequence) -> str:
@@ -760,7 +790,7 @@ def _in_flight_tenant(sequence: LiveSequence) -> str:
     return f"{sequence.form} {sequence.request.tenant}"
 
 
-def _lookup_chain(sequence: LiveSequence, chain: bytes) -> bytes:
+def _reusable_chain(sequence: LiveSequence, chain: bytes) -> bytes:
     """The part of a chain that may come from the cache, plus one token that is always prefilled,
     because the first new token is sampled from its logits.
     """

@@ -59,7 +59,7 @@ class Counters:
     model_accepted_tokens: int = 0  # part of accepted_tokens: the same
     draft_model: str = ""  # the model that drafts; empty: none, or it has failed
     rejected: int = 0  # requests
-    quantized: int = 0  # sequences quantized while they ran
+    quantized: int = 0  # sequences whose KV was quantized while they ran
     finished: Counter[FinishReason] = field(default_factory=Counter)
     step_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     recent_steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MOST_RECENT_STEPS))
@@ -68,7 +68,8 @@ class Counters:
     moved_tokens: int = 0  # part of ram_tokens: in a state that was moved to the request
     shared_tokens: int = 0  # part of ram_tokens: in buffers that several sequences share
     disk_tokens: int = 0  # reused from disk
-    read_ahead_tokens: int = 0  # prefilled as idle work; not in prompt_tokens
+    # prefilled as idle work (for an expected request, while there is none); not in prompt_tokens
+    read_ahead_tokens: int = 0
     used_ahead_tokens: int = 0  # part of read_ahead_tokens: reused by a later request
     lookup_seconds: SecondsCounter = field(default_factory=SecondsCounter)
     restore_seconds: SecondsCounter = field(default_factory=SecondsCounter)  # for cache hits
@@ -94,6 +95,7 @@ class Counters:
         )
 
     def count_report(self, report: CacheReport) -> None:
+        """Count what a request that has started reused from the cache."""
         self.lookups[report.outcome] += 1
         self.ram_tokens += report.ram_tokens
         self.moved_tokens += report.moved_tokens
@@ -147,6 +149,7 @@ class Counters:
         )
 
     def _with_lookups(self, cache: CacheFigures) -> CacheFigures:
+        """The cache's figures, completed by the counters of the requests' lookups."""
         return msgspec.structs.replace(
             cache,
             ram_tokens=self.ram_tokens,

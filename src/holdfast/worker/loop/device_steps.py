@@ -45,17 +45,17 @@ def device_call() -> Iterator[None]:
 
 @contextmanager
 def log_failure(
-    message: str, *names: str, otherwise: Callable[[Exception], None] = lambda error: None
+    message: str, *arguments: str, otherwise: Callable[[Exception], None] = lambda error: None
 ) -> Iterator[None]:
     """A context for work that no answer depends on: exceptions are logged, but not raised.
 
-    message, names: the log message and its arguments.
+    message, arguments: the log message and the arguments to format it with.
     otherwise: called with the exception after it is logged.
     """
     try:
         yield
     except Exception as error:
-        logger.exception(message, *names)
+        logger.exception(message, *arguments)
         otherwise(error)
 
 
@@ -70,7 +70,9 @@ class DispatchedStep:
     started_at: float
     expected_seconds: float | None  # upper bound; None: no similar step was measured
     pending: PendingStep | None = None  # None: not dispatched
-    is_suspect: bool = False  # whether its dispatch raised, or the step before it failed
+    # whether its dispatch raised, or the step before it failed: it is not collected, but its
+    # sequences are tried alone
+    is_suspect: bool = False
 
     def current_results(
         self, results: Sequence[SpanResult]
@@ -83,11 +85,13 @@ class DispatchedStep:
                 yield span, sequence, result
 
     def unhealthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
+        """The sequences that failed in this step."""
         return tuple(
             sequence for _, sequence, result in self.current_results(results) if result.failure
         )
 
     def healthy(self, results: Sequence[SpanResult]) -> tuple[LiveSequence, ...]:
+        """The sequences that did not fail in this step."""
         return tuple(
             sequence for _, sequence, result in self.current_results(results) if not result.failure
         )
@@ -106,10 +110,10 @@ def prefill_alone(engine: Engine, span: Span, *, chunk_tokens: int) -> SpanResul
         tokens = min(chunk_tokens, end - start, engine.longest_span(span.request_id, start))
         tokens = max(tokens, engine.shortest_span(span.request_id, start))
         is_last = start + tokens == end
-        part = Span(
+        chunk = Span(
             request_id=span.request_id, start=start, tokens=tokens, samples=is_last and span.samples
         )
-        (result,) = engine.collect(engine.dispatch(StepPlan(spans=(part,))))
+        (result,) = engine.collect(engine.dispatch(StepPlan(spans=(chunk,))))
         scores += result.prompt_logprobs
         if is_last or result.failure or result.refusal:
             return replace(result, prompt_logprobs=tuple(scores))
@@ -196,8 +200,8 @@ class DeviceSteps:
         reopen: reopens the sequence without any computed state. Raises DeviceBroken if the device
         no longer works.
         """
-        sizes = self._retry_sizes(span)
-        for tokens in sizes:
+        chunk_sizes = self._retry_chunk_sizes(span)
+        for tokens in chunk_sizes:
             try:
                 with device_call():
                     reopen()
@@ -206,13 +210,13 @@ class DeviceSteps:
                 logger.exception(
                     "request %s also fails alone, in chunks of %d tokens", span.request_id, tokens
                 )
-                if tokens == sizes[-1]:
+                if tokens == chunk_sizes[-1]:
                     return self._failed_alone(span, failure)
                 self._engine.abandon_pending()
             else:
                 break
         self._failures_in_a_row = 0
-        if tokens < span.tokens and (was_alone or tokens < sizes[0]):
+        if tokens < span.tokens and (was_alone or tokens < chunk_sizes[0]):
             logger.warning(
                 "prompts are now prefilled in chunks of at most %d tokens, because a chunk of %d "
                 "tokens failed",
@@ -223,12 +227,13 @@ class DeviceSteps:
             self._limit_chunks(tokens)
         return result
 
-    def _retry_sizes(self, span: Span) -> tuple[int, ...]:
+    def _retry_chunk_sizes(self, span: Span) -> tuple[int, ...]:
+        """The chunk sizes, in tokens, to try one after the other for a span that failed."""
         if span.tokens <= LEAST_RETRIED_TOKENS:
             return (self._retry_chunk_tokens,)
-        first = max(min(span.tokens, self._retry_chunk_tokens) // 4, LEAST_RETRIED_TOKENS)
-        second = max(first // 4, LEAST_RETRIED_TOKENS)
-        return (first, second) if second < first else (first,)
+        quarter = max(min(span.tokens, self._retry_chunk_tokens) // 4, LEAST_RETRIED_TOKENS)
+        sixteenth = max(quarter // 4, LEAST_RETRIED_TOKENS)
+        return (quarter, sixteenth) if sixteenth < quarter else (quarter,)
 
     def _failed_alone(self, span: Span, failure: DeviceFailed) -> SpanResult:
         """The result of a span that failed in a step of its own. Raises DeviceBroken if the device

@@ -1,6 +1,9 @@
 """Drafts for the sequences that decode, so that a step can verify several tokens together.
 
-Device thread only. See docs/how-it-works/speculation.md.
+A draft consists of the tokens that followed the same text before, in the prompt, the answer or other
+answers (`SuffixDrafter`), of tokens that a grammar forces, or of tokens that a draft model (a small
+model with the same vocabulary) generates. The scheduler chooses which of the offered drafts the next
+step verifies. Device thread only. See docs/how-it-works/speculation.md.
 """
 
 from __future__ import annotations
@@ -65,17 +68,18 @@ class RecentAnswers:
 
     def of_similar_prompts(self, request: SequenceRequest) -> list[TokenIds]:
         """Answers to prompts with the same beginning, the latest one last."""
-        found: list[TokenIds] = []
+        answers: list[TokenIds] = []
         tokens = 0
         for answer in reversed(self._by_beginning.get(_prompt_beginning(request)) or ()):
             tokens += len(answer)
             if tokens > _MOST_OTHER_TOKENS:
                 break
-            found.insert(0, answer)
-        return found
+            answers.insert(0, answer)
+        return answers
 
 
 def _prompt_beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
+    """The key of `RecentAnswers`: tenant, adapter, and the prompt's first tokens, packed."""
     beginning = request.prompt_token_ids[:BLOCK_TOKENS].packed
     return request.tenant, request.adapter, beginning
 
@@ -108,7 +112,7 @@ class Drafts:
         self._counters = counters
         counters.draft_model = "" if model is None else model.name
         self._rates = DraftRates()
-        self._answers = RecentAnswers()
+        self._recent_answers = RecentAnswers()
         self._unused_steps = 0  # since a draft was verified
 
     def offers(
@@ -116,13 +120,14 @@ class Drafts:
     ) -> Offers:
         """The draft of each sequence that has one.
 
-        under_way: the sequences whose last token the step under way samples. Their drafts are not
-        used in the next step, and begin after that token.
+        under_way: the sequences in the dispatched step whose results are not known yet, and which
+        samples their last token. Their drafts are not used in the next step, and begin after that
+        token.
         """
         offers: dict[RequestId, Draft] = {}
         sequences = list(sequences)
         self._unused_steps += 1
-        if self._model is None and not under_way and self._skips_drafts(sequences):
+        if self._model is None and not under_way and self._should_skip_drafts(sequences):
             return offers
         for sequence in sequences:
             if not sequence.is_open:
@@ -133,7 +138,7 @@ class Drafts:
                 continue
             if sequence in under_way:
                 # without the first token, which the step under way samples
-                chances = self._expected_draft(sequence, MOST_DRAFTED + 1).chances[1:]
+                chances = self._draft_from_text(sequence, MOST_DRAFTED + 1).chances[1:]
                 if chances:
                     offers[sequence.id] = Draft(chances=chances)
                 continue
@@ -151,7 +156,7 @@ class Drafts:
                 _free_garbage()  # not before, because the exception refers to the model
         return offers
 
-    def _skips_drafts(self, sequences: Iterable[LiveSequence]) -> bool:
+    def _should_skip_drafts(self, sequences: Iterable[LiveSequence]) -> bool:
         """Whether to make no drafts for the next step, because none was verified recently."""
         steps = self._unused_steps
         if steps <= _STEPS_BEFORE_RARE or steps % _STEPS_PER_RARE_DRAFT == 0:
@@ -160,6 +165,7 @@ class Drafts:
         return not any(0 < length <= _STEPS_BEFORE_RARE for length in lengths)
 
     def _drop_model(self, sequences: Iterable[LiveSequence], error: Exception) -> None:
+        """Stop using the draft model, which has failed, and drop what refers to it."""
         self._model = None
         self._counters.draft_model = ""
         for sequence in sequences:
@@ -191,7 +197,7 @@ class Drafts:
             if not sequence.is_open or sequence.scheduled.is_paused:
                 drafts.model_state = None
                 continue
-            if self._is_ready(model, sequence) and (
+            if self._prepare_model_draft(model, sequence) and (
                 chances := self._model_chances(model, sequence)
             ):
                 ready[sequence.id] = sequence
@@ -204,57 +210,59 @@ class Drafts:
         count = self._scheduler.passes_of_draft_model(
             offers, model_drafts, pass_seconds=model.pass_seconds(len(model_drafts))
         )
-        wanted = []
+        to_draft = []
         for request_id, sequence in ready.items():
-            expected = model_drafts[request_id].cut(count)
+            model_draft = model_drafts[request_id].cut(count)
             suffix_draft = offers.get(request_id, NO_DRAFT)
-            if expected.expected_tokens <= suffix_draft.expected_tokens:
+            if model_draft.expected_tokens <= suffix_draft.expected_tokens:
                 continue
             if sequence in under_way:  # drafted when its last token is known
-                offers[request_id] = expected
+                offers[request_id] = model_draft
             else:
-                wanted.append(sequence)
-        if wanted:
-            self._draft_with(model, wanted, offers, count=count)
+                to_draft.append(sequence)
+        if to_draft:
+            self._draft_with_model(model, to_draft, offers, count=count)
 
-    def _is_ready(self, model: DraftModel, sequence: LiveSequence) -> bool:
-        """Whether the draft model can draft for a sequence immediately. Prefills some of the
-        sequence if that is worth it.
+    def _prepare_model_draft(self, model: DraftModel, sequence: LiveSequence) -> bool:
+        """Bring the draft model up to the end of a sequence, if that is worth it, by prefilling some of
+        the sequence. Returns whether the model can draft for it immediately.
         """
-        draft = sequence.drafts.model_state
+        state = sequence.drafts.model_state
         request = sequence.request
         generated = sequence.answer.token_ids
-        if draft is not None:
-            model.learn(draft, generated)
-        seconds = model.seconds_behind(request, generated, draft)
-        if seconds and not (draft is not None and draft.is_catching_up):
+        if state is not None:
+            model.learn(state, generated)
+        seconds = model.seconds_behind(request, generated, state)
+        if seconds and not (state is not None and state.is_catching_up):
             if not sequence.drafts.is_model_due(len(generated)):
                 return False
             sequence.drafts.consider_model_later(len(generated))
             pays = model.can_draft(sequence.known_tokens) and self._scheduler.approve_draft_prefill(
-                model.chances(draft),
+                model.chances(state),
                 pass_seconds=model.pass_seconds(1),
                 seconds=seconds,
                 generated=len(generated),
             )
             if not pays:
                 return False
-        if draft is None:
-            draft = sequence.drafts.model_state = model.open(request, generated)
-        return draft is not None and (not seconds or model.catch_up(draft, generated))
+        if state is None:
+            state = sequence.drafts.model_state = model.open(request, generated)
+        return state is not None and (not seconds or model.catch_up(state, generated))
 
     def _model_chances(self, model: DraftModel, sequence: LiveSequence) -> tuple[float, ...]:
         """The chances of the draft that the draft model would make for a sequence; see `Draft`."""
-        most = sequence.request.max_tokens - len(sequence.answer.token_ids) - 2
-        if most < 1:
+        # the step samples a token after the draft, and at least one token is left for a later step
+        most_tokens = sequence.request.max_tokens - len(sequence.answer.token_ids) - 2
+        if most_tokens < 1:
             return ()
-        chances = model.chances(sequence.drafts.model_state)[:most]
+        chances = model.chances(sequence.drafts.model_state)[:most_tokens]
         if self._recomputes_accepted:
-            likely = sum(chance >= _LEAST_CHANCE_IF_RECOMPUTED for chance in chances)
-            chances = chances[: max(1, likely)]  # at least one, so that it is tried now and then
+            likely_tokens = sum(chance >= _LEAST_CHANCE_IF_RECOMPUTED for chance in chances)
+            # at least one, so that it is tried now and then
+            chances = chances[: max(1, likely_tokens)]
         return chances
 
-    def _draft_with(
+    def _draft_with_model(
         self,
         model: DraftModel,
         sequences: Collection[LiveSequence],
@@ -263,23 +271,23 @@ class Drafts:
         count: int,
     ) -> None:
         """Let the draft model draft `count` tokens for each of these sequences, and offer them."""
-        drafts = [
+        states = [
             (each, each.drafts.model_state)
             for each in sequences
             if each.drafts.model_state is not None
         ]
         # a draft that no step has verified yet is still good
-        missing = [
-            (draft, each.answer.token_ids)
-            for each, draft in drafts
-            if not draft.drafted or draft.drafted_at != each.known_tokens
+        to_extend = [
+            (state, each.answer.token_ids)
+            for each, state in states
+            if not state.drafted or state.drafted_at != each.known_tokens
         ]
-        if missing:
-            model.extend(missing, depth=count)
-        for sequence, made in drafts:
-            chances = model.chances(made)[:count]
-            draft = Draft(tuple(made.drafted), chances, is_by_model=True)
-            draft = self._verifiable(sequence, draft)
+        if to_extend:
+            model.extend(to_extend, depth=count)
+        for sequence, state in states:
+            chances = model.chances(state)[:count]
+            draft = Draft(tuple(state.drafted), chances, is_by_model=True)
+            draft = self._verifiable_part(sequence, draft)
             # a grammar may have shortened it
             if draft.expected_tokens > offers.get(sequence.id, NO_DRAFT).expected_tokens:
                 offers[sequence.id] = draft
@@ -297,46 +305,49 @@ class Drafts:
 
     def remember(self, sequence: LiveSequence) -> None:
         """Remember the answer of a sequence that ends, for drafts of later ones."""
-        self._answers.add(sequence.request, sequence.answer.token_ids)
+        self._recent_answers.add(sequence.request, sequence.answer.token_ids)
 
     def _suffix_draft(self, sequence: LiveSequence) -> Draft:
         """The draft from earlier text; with a grammar, at least the tokens that it forces."""
-        draft = self._expected_draft(sequence, MOST_DRAFTED)
+        draft = self._draft_from_text(sequence, MOST_DRAFTED)
         if not draft.token_ids and not sequence.request.grammar:
             return NO_DRAFT
-        return self._verifiable(sequence, draft)
+        return self._verifiable_part(sequence, draft)
 
-    def _verifiable(self, sequence: LiveSequence, draft: Draft) -> Draft:
+    def _verifiable_part(self, sequence: LiveSequence, draft: Draft) -> Draft:
         """The part of a draft that a step can verify, or the tokens that the grammar forces."""
-        wanted = draft.token_ids
-        if not sequence.answer.stop_token_ids.isdisjoint(wanted):
+        token_ids = draft.token_ids
+        stop_token_ids = sequence.answer.stop_token_ids
+        if not stop_token_ids.isdisjoint(token_ids):
             # a drafted token that ends the answer would save nothing
-            end = next(
-                at for at, token in enumerate(wanted) if token in sequence.answer.stop_token_ids
-            )
-            wanted = wanted[:end]
-        allowed = self._engine.draft(sequence.id, wanted)[:MOST_DRAFTED]
+            end = next(index for index, token in enumerate(token_ids) if token in stop_token_ids)
+            token_ids = token_ids[:end]
+        # with a grammar, the engine returns what it allows of the draft, or tokens that it forces
+        allowed = self._engine.draft(sequence.id, token_ids)[:MOST_DRAFTED]
         chances = draft.chances
-        if allowed != wanted[: len(allowed)]:
+        if allowed != token_ids[: len(allowed)]:
             chances = tuple(_FORCED_CHANCE ** (index + 1) for index in range(len(allowed)))
         if self._recomputes_accepted:
             chances = tuple(chance for chance in chances if chance >= _LEAST_CHANCE_IF_RECOMPUTED)
         count = min(len(allowed), len(chances))
         return Draft(allowed[:count], chances[:count], draft.is_by_model)
 
-    def _expected_draft(self, sequence: LiveSequence, most: int) -> Draft:
-        """The draft of the sequence's drafter, which first gets the sequence's new tokens."""
+    def _draft_from_text(self, sequence: LiveSequence, most: int) -> Draft:
+        """The draft from earlier text, of at most `most` tokens. The sequence's drafter first gets the
+        sequence's new tokens.
+        """
         drafter = self._drafter(sequence)
         drafter.extend(sequence.answer.token_ids[len(drafter) - sequence.prompt_tokens :])
         return drafter.draft(most)
 
     def _drafter(self, sequence: LiveSequence) -> SuffixDrafter:
+        """The sequence's index of earlier text, which is created at the first use."""
         if sequence.drafts.drafter is None:
             request = sequence.request
             sequence.drafts.drafter = SuffixDrafter(
                 request.prompt_token_ids,
                 rates=self._rates,
-                others=self._answers.of_similar_prompts(request),
+                others=self._recent_answers.of_similar_prompts(request),
                 expected=request.predicted_token_ids,
             )
         return sequence.drafts.drafter

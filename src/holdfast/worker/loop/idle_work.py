@@ -4,6 +4,8 @@ A new request waits for at most one idle-work step. Then the prompt that is bein
 closed like a cancelled request, so that all state computed so far can be reused, even by the new
 request. The prefill continues when the device is idle again, unless the conversation has continued
 since then or memory is short.
+
+All these prompts are in the ledger; the scheduler has only the one that is being prefilled.
 """
 
 from __future__ import annotations
@@ -35,13 +37,14 @@ class IdleWork:
         self._scheduler = scheduler
         self._cache_client = cache_client
         self._lifetimes = lifetimes
-        self._running: LiveSequence | None = None  # the others wait in the ledger
+        # the prompt that the scheduler has, even if it has ended since (`_current_prompt`)
+        self._submitted: LiveSequence | None = None
 
     def accept(self, sequence: LiveSequence) -> None:
         """Accept a prompt to prefill ahead, or drop it immediately if its KV would not be cached."""
         self._ledger.accept(sequence)
         self._drop_oldest()
-        if not self._cache_client.keeps(sequence.request):
+        if not self._cache_client.caches_state_of(sequence.request):
             self._drop(sequence)
 
     def give_way(self, request: SequenceRequest) -> None:
@@ -50,10 +53,10 @@ class IdleWork:
 
         No step of idle work may be under way.
         """
-        running = self._current()
-        if running is not None:
-            self._running = None
-            self._lifetimes.suspend(running)
+        current = self._current_prompt()
+        if current is not None:
+            self._submitted = None
+            self._lifetimes.suspend(current)
             self._drop_oldest()
         for sequence in self._prompts():
             if _is_stale(sequence.request, request):
@@ -61,8 +64,10 @@ class IdleWork:
 
     def begin(self) -> None:
         """Give the newest prompt to the scheduler if there is no other work."""
-        live = self._ledger.live()
-        if self._current() is not None or not all(each.scheduled.is_idle_work for each in live):
+        live = self._ledger.live()  # oldest first
+        if self._current_prompt() is not None or not all(
+            each.scheduled.is_idle_work for each in live
+        ):
             return
         if not live:
             return
@@ -72,45 +77,48 @@ class IdleWork:
         except (QueueFull, InvalidRequest):  # too long, or needs too much memory
             self._drop(sequence)
         else:
-            self._running = sequence
+            self._submitted = sequence
             self._cache_client.look_up(sequence)
 
     def give_up_if_stuck(self) -> None:
-        """Drop a ready prompt that did not start without other work: it needs too much memory."""
-        sequence = self._current()
+        """Drop the prompt that the scheduler has but does not start, although there is no other work:
+        it needs too much memory.
+        """
+        sequence = self._current_prompt()
         if sequence is None or self._cache_client.is_waited_for:
             return
         if not sequence.scheduled.is_running:
             self._drop(sequence)
 
     def forget_session(self, session_id: str, *, tenant: str) -> None:
-        self._current()
+        """Drop the prompts of a session that is being closed."""
         for sequence in self._prompts():
             if (sequence.request.session_id, sequence.request.tenant) == (session_id, tenant):
                 self._drop(sequence)
 
     def check_invariants(self) -> None:
         """Assert that idle work runs only while there is no request, and that few prompts wait."""
-        running = self._current()
+        current = self._current_prompt()
         prompts = self._prompts()
-        assert running is None or len(prompts) == len(self._ledger.live()), (
+        assert current is None or len(prompts) == len(self._ledger.live()), (
             "idle work runs together with a request"
         )
-        waiting = len(prompts) - (running is not None)
+        waiting = len(prompts) - (current is not None)
         assert waiting <= MOST_WAITING, "too many conversations wait"
 
     def _prompts(self) -> list[LiveSequence]:
         """The prompts that wait and the one that is being prefilled, oldest first."""
         return [each for each in self._ledger.live() if each.scheduled.is_idle_work]
 
-    def _current(self) -> LiveSequence | None:
+    def _current_prompt(self) -> LiveSequence | None:
         """The sequence whose prompt is being prefilled as idle work; None if there is none."""
-        if self._running is not None and not self._ledger.is_live(self._running):
-            self._running = None
-        return self._running
+        if self._submitted is not None and not self._ledger.is_live(self._submitted):
+            self._submitted = None
+        return self._submitted
 
     def _drop_oldest(self) -> None:
-        waiting = [each for each in self._prompts() if each is not self._running]
+        """Drop the oldest waiting prompts if more than `MOST_WAITING` wait."""
+        waiting = [each for each in self._prompts() if each is not self._submitted]
         for sequence in waiting[:-MOST_WAITING]:
             self._drop(sequence)
 
@@ -118,12 +126,14 @@ class IdleWork:
         self._lifetimes.drop(sequence, FinishReason.CANCELLED)
 
 
-def _is_stale(ahead: SequenceRequest, request: SequenceRequest) -> bool:
-    """Whether a request continues, in any way, the conversation that a prompt is prefilled for."""
-    assert ahead.read_ahead is not None
-    known = ahead.read_ahead.known_tokens
-    chain = request.prompt_token_ids.packed
+def _is_stale(idle_request: SequenceRequest, request: SequenceRequest) -> bool:
+    """Whether a request continues, in any way, the conversation that idle work prefills: it begins
+    with all tokens that belong to the conversation so far.
+    """
+    assert idle_request.read_ahead is not None
+    conversation_tokens = idle_request.read_ahead.known_tokens
+    packed = request.prompt_token_ids.packed
     return (
-        ahead.tenant == request.tenant
-        and common_tokens(ahead.prompt_token_ids.packed, chain) >= known > 0
+        idle_request.tenant == request.tenant
+        and common_tokens(idle_request.prompt_token_ids.packed, packed) >= conversation_tokens > 0
     )

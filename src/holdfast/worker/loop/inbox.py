@@ -50,7 +50,8 @@ class Inbox(Protocol):
 class ZmqInbox:
     """Inbox over a ZeroMQ PAIR socket.
 
-    If the front ends, or a byte arrives on `wake_fd`, `receive` returns `SHUT_DOWN`.
+    If the front ends, or a byte arrives on the file descriptor `wake_fd`, `receive` returns
+    `SHUT_DOWN`.
     """
 
     def __init__(self, endpoint: str, *, wake_fd: int) -> None:
@@ -61,6 +62,7 @@ class ZmqInbox:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         # a front that closed does not come back; a new front starts a new worker
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        # tells when the front has closed its end
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
         self._wake_fd = wake_fd
@@ -69,10 +71,10 @@ class ZmqInbox:
             self._poller.register(source, zmq.POLLIN)
         self._decoder = msgspec.msgpack.Decoder(list[Command])
         self._encoder = msgspec.msgpack.Encoder()
-        self._is_over = False
+        self._is_link_over = False
 
     def receive(self, *, timeout_seconds: float) -> list[Command]:
-        if self._is_over:
+        if self._is_link_over:
             return [SHUT_DOWN]
         ready = dict(self._poller.poll(int(timeout_seconds * 1000)))
         commands: list[Command] = []
@@ -82,10 +84,10 @@ class ZmqInbox:
                     commands += self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
         if self._monitor in ready:
             self._monitor.recv_multipart()
-            self._is_over = True
+            self._is_link_over = True
         if self._wake_fd in ready:
-            self._is_over = True
-        if self._is_over:
+            self._is_link_over = True
+        if self._is_link_over:
             commands.append(SHUT_DOWN)
         return commands
 
@@ -96,7 +98,7 @@ class ZmqInbox:
             self._socket.send(self._encoder.encode(events), zmq.NOBLOCK)
         except zmq.Again:
             # without a high-water mark, sending fails only without a peer
-            self._is_over = True
+            self._is_link_over = True
 
     def close(self) -> None:
         """Close the link; waits until the last message is sent, at most for the linger time."""
@@ -119,9 +121,9 @@ class Pulse:
     def __init__(self, *, interval_seconds: float = math.inf) -> None:
         """interval_seconds: time between two heartbeats; infinite if none are sent."""
         self.interval_seconds = interval_seconds
-        self._occupation = Heartbeat(activity="loading")
-        self._seen = self._occupation
-        self._lasting_seconds = 0.0
+        self._occupation = Heartbeat(activity="loading")  # what the device thread does now
+        self._last_beaten = self._occupation  # at the last heartbeat
+        self._lasting_seconds = 0.0  # how long that has lasted
 
     def rest(self) -> None:
         """Record that the device thread waits for commands from now on."""
@@ -140,8 +142,8 @@ class Pulse:
         share_of_core: how much of that time the process could use (`process_time`).
         """
         occupation = self._occupation
-        if occupation is not self._seen:
-            self._seen = occupation
+        if occupation is not self._last_beaten:
+            self._last_beaten = occupation
             self._lasting_seconds = 0.0
         elif page_faults < PAGING_FAULTS:
             counted = min(elapsed_seconds, self.interval_seconds)
@@ -181,20 +183,20 @@ class Heart:
         since the last.
         """
         encoder = msgspec.msgpack.Encoder()
-        beaten_at = time.monotonic()
+        last_beat_at = time.monotonic()
         faults_before = _major_page_faults()
         times_before = own_queue_times()
         while True:
             now = time.monotonic()
             faults = _major_page_faults()
             times = own_queue_times()
-            elapsed = now - beaten_at
+            elapsed = now - last_beat_at
             beat = self._pulse.beat(
                 elapsed_seconds=elapsed,
                 page_faults=faults - faults_before,
                 share_of_core=share_of_core(times_before, times, elapsed_seconds=elapsed),
             )
-            beaten_at = now
+            last_beat_at = now
             faults_before = faults
             times_before = times
             socket.send(encoder.encode(beat))  # never blocks, because of CONFLATE

@@ -1,5 +1,8 @@
 """The lifetimes of accepted requests from admission to Finished: open, grow, preempt, restart,
 close.
+
+Before a sequence is closed in the engine, the part of its state that the prefix cache lacks is
+copied, to be cached. A sequence that restarts is prefilled again, but keeps its answer so far.
 """
 
 from __future__ import annotations
@@ -9,14 +12,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from holdfast.errors import InvalidRequest
-from holdfast.wire.events import FinishReason, WaitReason
+from holdfast.wire.events import FinishReason
 from holdfast.wire.requests import RequestId
 from holdfast.worker.kv.bits import AUTO_WHEN_SHORT
 from holdfast.worker.loop.cache_client import CacheClient
 from holdfast.worker.loop.device_steps import DeviceFailed, device_call
 from holdfast.worker.loop.sequences import Ledger, LiveSequence
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.engine.engine import Engine
@@ -51,7 +54,9 @@ class Lifetimes:
         self._look_up_unless_paused(sequence)
 
     def grow(self, request_id: RequestId) -> None:
-        """Enlarge the buffers of an open sequence; if the engine cannot, the request fails."""
+        """Enlarge the buffers of an open sequence to its new capacity; if the engine cannot, the
+        request fails.
+        """
         sequence = self._ledger.find(request_id)
         if sequence is None or not sequence.is_open:
             return
@@ -101,9 +106,10 @@ class Lifetimes:
         self._scheduler.restart(sequence.id)
         self._look_up_unless_paused(sequence)
 
-    def admit(self, admitted: Iterable[RequestId]) -> None:
+    def admit(self, request_ids: Iterable[RequestId]) -> None:
+        """Open the sequences that the scheduler has admitted, each from its cached prefix."""
         unopened: list[tuple[LiveSequence, DeviceFailed]] = []
-        for request_id in admitted:
+        for request_id in request_ids:
             sequence = self._ledger[request_id]
             # another sequence admitted in this step took the live state that this one wanted
             if sequence.start.lookup is not None and sequence.start.lookup.has_lost_its_base:
@@ -114,14 +120,16 @@ class Lifetimes:
             try:
                 with device_call():
                     self._cache_client.open(sequence)
-            except DeviceFailed as raised:
-                unopened.append((sequence, raised))
+            except DeviceFailed as failure_to_open:
+                unopened.append((sequence, failure_to_open))
         # only after all others have started, so that no sequence is between waiting and running
         for sequence, failure in unopened:
             self._give_up_unopened(sequence, failure)
 
     def _give_up_unopened(self, sequence: LiveSequence, failure: DeviceFailed) -> None:
-        """Blame the cached prefix for the failure to open a sequence, or else end the sequence."""
+        """Restart a sequence that could not be opened, if its cached prefix may be the cause; otherwise
+        end it.
+        """
         cause = failure.__cause__
         if isinstance(cause, InvalidRequest):  # the cached prefix is not to blame
             logger.warning("request %s cannot be served: %s", sequence.id, cause.loggable)
@@ -175,6 +183,7 @@ class Lifetimes:
         return True
 
     def _restart_from_nothing(self, sequence: LiveSequence) -> None:
+        """Close a sequence and let it wait to be prefilled again, without the cache."""
         sequence.drop_state()
         self.close(sequence, is_healthy=False)
         self._forget_cached_start(sequence)
@@ -225,8 +234,9 @@ class Lifetimes:
             sequence.is_quantized = False
 
     def suspend(self, sequence: LiveSequence) -> None:
-        """Close idle work that will continue later; its computed state is cached. A new sequence for the
-        same request takes its place; the scheduler does not get it yet.
+        """Interrupt idle work, the prefill of a prompt that is expected later, because a request has
+        arrived. Its computed state is cached. A new sequence for the same prompt takes its place in
+        the ledger; the scheduler gets that one when the worker is idle again.
         """
         self._scheduler.cancel(sequence.id)
         self._ledger.replace(sequence)
@@ -239,16 +249,21 @@ class Lifetimes:
             self.close(sequence, is_healthy=sequence not in unhealthy)
 
     def _look_up_unless_paused(self, sequence: LiveSequence) -> None:
+        """Look up the cached prefix of a sequence that will start again."""
         # a paused sequence is looked up when it is resumed
         if not sequence.scheduled.is_paused:
             self._cache_client.look_up(sequence)
 
     def _restart(self, sequence: LiveSequence) -> None:
+        """Let the scheduler admit a closed sequence again, to start from its first token."""
         self._scheduler.restart(sequence.id)
         if not sequence.scheduled.is_paused:
-            self._ledger.wait(sequence, WaitReason.MEMORY)
+            self._ledger.allow_admission(sequence)
 
     def _forget_cached_start(self, sequence: LiveSequence) -> None:
+        """Forget which cached state a sequence has started from: it starts without any now, so no
+        later failure or success says anything about that state.
+        """
         sequence.reuse_nothing()
         sequence.start.blocks = ()
         sequence.start.live = None

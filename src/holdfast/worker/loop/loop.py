@@ -1,9 +1,13 @@
 """The worker's loop: receives commands, runs plans on the engine, and sends events, on the thread
 that owns the device.
 
-The loop is pipelined by one step where that pays (on a GPU): step k+1 is dispatched before the loop
-waits for step k, so Python works while the device computes. Results of sequences that end
-during the step are dropped.
+The loop is pipelined by one step where that pays (on a GPU; `Engine.runs_ahead`): step k+1 is
+dispatched before the loop waits for step k, so Python works while the device computes. Results of
+sequences that end during the step are dropped.
+
+To *collect* a step is to wait for its results and to process them; the step *under way* is
+dispatched, but not collected. A sequence is *open* while the engine has state for it. *Idle work*
+prefills a prompt that is expected later, while there is no request.
 """
 
 from __future__ import annotations
@@ -54,8 +58,8 @@ from holdfast.worker.loop.lifetimes import Lifetimes
 from holdfast.worker.loop.memory_budget import MemoryBudget
 from holdfast.worker.loop.sequences import Ledger, LiveSequence, Times
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, Offers
-from holdfast.worker.scheduler.queue import ScheduledSequence, SequenceCosts
 from holdfast.worker.scheduler.scheduler import Decision, Scheduler, StepOutcome
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 
 if TYPE_CHECKING:  # these modules import MLX, which is not needed here at run time
     from holdfast.worker.drafting.draft_model import DraftModel
@@ -143,7 +147,11 @@ class WorkerLoop:
             )
         self._prefix_cache = cache
         self._cache_client = CacheClient(
-            cache, engine=engine, scheduler=scheduler, ledger=self._ledger, on_end=self._record_use
+            cache,
+            engine=engine,
+            scheduler=scheduler,
+            ledger=self._ledger,
+            on_end=self._record_session_use,
         )
         self._lifetimes = Lifetimes(
             engine=engine, scheduler=scheduler, ledger=self._ledger, cache_client=self._cache_client
@@ -154,13 +162,13 @@ class WorkerLoop:
             cache_client=self._cache_client,
             lifetimes=self._lifetimes,
         )
-        self._dispatched: DispatchedStep | None = None  # the step that is not collected yet
+        self._step_under_way: DispatchedStep | None = None  # the step that is not collected yet
         self._collected_at = 0.0  # when the last step was collected
-        self._statistics_at = -IDLE_SECONDS  # when statistics were last emitted
-        self._was_busy = False  # whether the worker was busy then
+        self._statistics_sent_at = -IDLE_SECONDS  # when statistics were last emitted
+        self._was_busy = False  # whether the worker was busy when they were
         self._has_rested = False  # whether `on_rest` was called since the last request
         self._is_closing = False
-        self._waits_for_images = False  # whether a running sequence waits for an image
+        self._waits_for_images = False  # whether a running sequence waits for an image's features
 
     def run(self) -> None:
         """Work until shutdown.
@@ -188,13 +196,13 @@ class WorkerLoop:
                 self._send()  # the front continues while the step is laid out
                 is_busy = self._advance()
                 # while a step runs, its results are sent first, and then the statistics
-                if self._dispatched is None or self._engine.runs_ahead:
+                if self._step_under_way is None or self._engine.runs_ahead:
                     self._emit_statistics(is_busy=is_busy)
                 self._send()
                 is_busy = is_busy or self._flush_if_idle()
         except Exception:
             self._send()
-            self._close_sessions(is_complete=False)
+            self._close_sessions(writes_records=False)
             self._cache_client.close(saves_all=False)
             raise
         finally:
@@ -202,18 +210,20 @@ class WorkerLoop:
         self._shut_down()
 
     def _shut_down(self) -> None:
+        """Cancel all requests, and save what is cached and the sessions."""
         self._pulse.rest()  # no heartbeat deadline: the front limits the duration of a shutdown
         self._lifetimes.cancel_all(unhealthy=self._collect_last_step())
         self._send()
         self._cache_client.flush()
-        self._close_sessions(is_complete=True)
+        self._close_sessions(writes_records=True)
         self._cache_client.close(saves_all=True)
 
     def statistics(self, *, in_answer: bool = False) -> WorkerStatistics:
+        """The worker's present statistics. in_answer: whether the front has asked for them."""
         return self._ledger.counters.statistics(
             self._scheduler.statistics(),
             self._cache_client.figures(),
-            waits=self._ledger.waits(),
+            waits=self._ledger.wait_reasons(),
             in_answer=in_answer,
         )
 
@@ -234,6 +244,9 @@ class WorkerLoop:
         )
 
     def _receive(self, *, is_busy: bool) -> list[Command]:
+        """Take the commands that have arrived; without other work, wait for one. The wait is short if
+        the loop must check for data that other threads read.
+        """
         timeout_seconds = IDLE_SECONDS
         if is_busy:
             timeout_seconds = 0.0
@@ -251,9 +264,9 @@ class WorkerLoop:
         """Emit statistics if they are due: often while requests run, rarely without work."""
         now = self._ledger.clock()
         interval_seconds = STATISTICS_SECONDS if is_busy else IDLE_SECONDS
-        if is_busy != self._was_busy or now - self._statistics_at >= interval_seconds:
+        if is_busy != self._was_busy or now - self._statistics_sent_at >= interval_seconds:
             self._was_busy = is_busy
-            self._statistics_at = now
+            self._statistics_sent_at = now
             self._ledger.emit(self.statistics())
 
     # -- commands
@@ -267,13 +280,13 @@ class WorkerLoop:
                     self._cancel(command.request_id)
                 case SequenceControl(action="pause"):
                     self._pause(command.request_id)
-                case SequenceControl():
+                case SequenceControl():  # action="resume"
                     self._resume(command.request_id)
                 case ThoughtLimit():
                     self._limit_thoughts(command)
                 case WorkerControl(action="shut_down"):
                     self._is_closing = True
-                case WorkerControl():
+                case WorkerControl():  # action="tell_statistics"
                     self._ledger.emit(self.statistics(in_answer=True))
                 case SchedulerLimits():
                     self._set_limits(command)
@@ -308,8 +321,9 @@ class WorkerLoop:
         return msgspec.structs.replace(command, tenant=self._prefix_cache.tenant_of(command))
 
     def _accept_request(self, request: SequenceRequest) -> None:
+        """Accept a new request, or reject it with the reason. Idle work gives way to it."""
         if request.adapter and request.adapter not in self._model.adapters:
-            self._ledger.reject(request, InvalidRequest(self._no_adapter(request.adapter)))
+            self._ledger.reject(request, InvalidRequest(self._no_adapter_message(request.adapter)))
             return
         if self._has_rested:
             self._on_wake()
@@ -326,11 +340,11 @@ class WorkerLoop:
             return
         if request.is_idle_work:
             self._idle.accept(self._new_sequence(request, costs))
-            self._drop_idle_work_of_closed(request)
+            self._drop_idle_work_of_closed_session(request)
             return
-        self._complete_idle_work()
+        self._collect_idle_work()
         self._idle.give_way(request)
-        self._complete_for_closed_sequences()
+        self._collect_for_closed_sequences()
         sequence = self._new_sequence(request, costs)
         try:
             self._scheduler.submit(sequence.scheduled)
@@ -343,6 +357,7 @@ class WorkerLoop:
         self._cache_client.look_up(sequence)
 
     def _new_sequence(self, request: SequenceRequest, costs: SequenceCosts) -> LiveSequence:
+        """The sequence of a new request. costs: the KV memory that it takes."""
         return LiveSequence(
             request=request,
             scheduled=ScheduledSequence(
@@ -360,16 +375,16 @@ class WorkerLoop:
             times=Times(self._ledger.clock()),
         )
 
-    def _drop_idle_work_of_closed(self, request: SequenceRequest) -> None:
+    def _drop_idle_work_of_closed_session(self, request: SequenceRequest) -> None:
         """Drop a prompt to prefill ahead if its session was closed during the last answer."""
         if self._sessions is None or not request.session_id:
             return
-        self._complete_for_closed_sequences()
+        self._collect_for_closed_sequences()
         self._cache_client.flush()  # this opens the session of an answer that has just ended
         if not self._sessions.is_open(request.session_id, tenant=request.tenant):
             self._idle.forget_session(request.session_id, tenant=request.tenant)
 
-    def _no_adapter(self, name: str) -> str:
+    def _no_adapter_message(self, name: str) -> str:
         return (
             f"the loaded model has no adapter {name!r}; available: "
             f"{', '.join(self._model.adapters) or 'none'}"
@@ -377,7 +392,8 @@ class WorkerLoop:
 
     def _choose_costs(self, request: SequenceRequest, *, is_short: bool) -> SequenceCosts:
         """The memory of a new sequence in the form of keys and values that is best for it now.
-        Raises InvalidRequest.
+        Raises InvalidRequest if the request names an unsupported form. is_short: whether to save
+        memory.
         """
 
         def fits(form: KVBits) -> bool:
@@ -395,6 +411,7 @@ class WorkerLoop:
         return self._model.costs.get(form, self._scheduler.usual_costs)
 
     def _cancel(self, request_id: RequestId) -> None:
+        """End a request, unless it has just ended."""
         sequence = self._find_between_steps(request_id)
         if sequence is not None:
             self._lifetimes.drop(sequence, FinishReason.CANCELLED)
@@ -406,14 +423,15 @@ class WorkerLoop:
         sequence = self._ledger.find(request_id)
         if (
             sequence is not None
-            and self._dispatched is not None
-            and sequence in self._dispatched.sequences
+            and self._step_under_way is not None
+            and sequence in self._step_under_way.sequences
         ):
-            self._complete_dispatched()
+            self._collect_step_under_way()
             sequence = self._ledger.find(request_id)
         return sequence
 
     def _limit_thoughts(self, command: ThoughtLimit) -> None:
+        """Change the reasoning budget of a request, which may already generate its answer."""
         sequence = self._find_between_steps(command.request_id)
         if sequence is None or sequence.request.is_idle_work:
             return
@@ -424,22 +442,24 @@ class WorkerLoop:
             )
 
     def _pause(self, request_id: RequestId) -> None:
+        """Generate nothing for a request while its client does not read."""
         sequence = self._ledger.find(request_id)
         if sequence is None or sequence.request.is_idle_work or sequence.scheduled.is_paused:
             return
         self._scheduler.pause(request_id)
         # the cache releases the blocks found for it, and no other request waits for its prefill
         self._cache_client.withdraw(sequence)
-        self._ledger.wait(sequence, WaitReason.READER)
+        self._ledger.set_wait_reason(sequence, WaitReason.READER)
 
     def _resume(self, request_id: RequestId) -> None:
+        """Continue a paused request. If it is not open, its cached prefix is looked up first."""
         sequence = self._ledger.find(request_id)
         if sequence is None or not sequence.scheduled.is_paused:
             return
         self._scheduler.resume(request_id)
-        self._ledger.wait(sequence, None)
+        self._ledger.set_wait_reason(sequence, None)
         if not sequence.is_open:
-            self._complete_for_closed_sequences()
+            self._collect_for_closed_sequences()
             self._cache_client.look_up(sequence)
 
     def _set_limits(self, limits: SchedulerLimits) -> None:
@@ -453,75 +473,84 @@ class WorkerLoop:
     # -- steps
 
     def _advance(self) -> bool:
-        """Dispatch the next step and collect the previous one, in this order if the engine runs
-        ahead, otherwise in reverse order.
+        """Dispatch the next step and collect the one under way: in this order if the engine runs
+        ahead, so that the device computes while results are processed; otherwise in reverse order.
 
-        Returns False if there is no step to dispatch or collect.
+        Returns False if there was no step to dispatch or collect.
         """
-        was_under_way = self._dispatched is not None
-        self._collect_first()
+        was_under_way = self._step_under_way is not None
+        self._collect_before_planning()
         self._pulse.work()
-        # In this order: the cache makes requests ready whose blocks were read, or whose prefix another
-        # request has prefilled; idle work begins only if there is no request; and parked states are
-        # freed for the requests that are ready now.
+        # In this order: the cache allows the admission of requests whose blocks were read, or whose
+        # prefix another request has prefilled; idle work begins only if there is no request; and parked
+        # states (of ended sequences) are freed for the requests that may be admitted now.
         self._cache_client.advance()
-        self._tend_sessions()
+        self._maintain_sessions()
         self._idle.begin()
         self._make_room()
         self._waits_for_images = False  # `next_step` calls `_prepare_prefill`, which sets it again
         decision = self._scheduler.next_step(self._make_drafts(), may_prefill=self._prepare_prefill)
         if decision.preempted:
-            self._complete_dispatched()  # commits the state that the step copied out of these sequences
-        earlier = self._dispatched
-        self._dispatched = None
-        self._pulse.work(_expected_together(decision, earlier))
-        self._dispatched = self._apply(decision)
-        # the device computes the next step while the results of the earlier one are sent
-        if earlier is not None:
-            self._complete(earlier)
-        if self._dispatched is not None and self._dispatched.is_suspect:
-            self._complete_dispatched()
+            self._collect_step_under_way()  # caches the state that it copied out of these sequences
+        previous_step = self._step_under_way  # None if it was collected above
+        self._step_under_way = None
+        self._pulse.work(_expected_seconds_of_both(decision, previous_step))
+        self._step_under_way = self._apply_decision(decision)
+        # the device computes the next step while the results of the previous one are sent
+        if previous_step is not None:
+            self._collect_step(previous_step)
+        # if a step failed, its sequences are tried alone before anything else is planned
+        if self._step_under_way is not None and self._step_under_way.is_suspect:
+            self._collect_step_under_way()
             return True
-        if not was_under_way and self._dispatched is None:
+        if not was_under_way and self._step_under_way is None:
             self._idle.give_up_if_stuck()
             return False
         return True
 
-    def _collect_first(self) -> None:
-        """Collect the step under way before the next one is planned, if that is necessary."""
-        # during idle work, no step is dispatched ahead: a new request waits for one step only
+    def _collect_before_planning(self) -> None:
+        """Collect the step under way before the next one is planned, unless the engine runs ahead.
+
+        During idle work, no step is dispatched ahead either: a new request waits for one step only.
+        """
         if self._engine.runs_ahead and not self._is_idle_work_under_way:
-            self._complete_for_closed_sequences()
+            self._collect_for_closed_sequences()
             return
-        is_under_way = self._dispatched is not None
-        self._complete_dispatched()
+        was_under_way = self._step_under_way is not None
+        self._collect_step_under_way()
         self._send()
-        if is_under_way:
+        if was_under_way:
             self._emit_statistics(is_busy=True)
 
     def _make_room(self) -> None:
+        """Free parked states for the next step. If waiting requests still do not fit, let them start
+        quantized.
+        """
         self._cache_client.make_room()
         if self._quantize_waiting():
             self._cache_client.make_room()
 
-    def _apply(self, decision: Decision) -> DispatchedStep | None:
-        """Free the memory of preempted sequences, give it to others, and dispatch the step."""
+    def _apply_decision(self, decision: Decision) -> DispatchedStep | None:
+        """Free the memory of preempted sequences, give it to others, and dispatch the step. Returns
+        None if no span is planned.
+        """
         for request_id in decision.preempted:
             self._lifetimes.preempt(request_id)
         for request_id in decision.grown:
             self._lifetimes.grow(request_id)
         self._lifetimes.admit(decision.admitted)
-        step = self._step_of(decision)
+        step = self._step_to_dispatch(decision)
         if step is not None:
             self._steps.dispatch(step)
         return step
 
     def _make_drafts(self) -> Offers:
+        """The drafts that the next step may verify; none if the model does not speculate."""
         if self._drafts is None:
             return NO_OFFERS
         if self._memory is not None and self._memory.is_short:
             self._drafts.free_memory()
-        under_way = () if self._dispatched is None else self._dispatched.sequences
+        under_way = () if self._step_under_way is None else self._step_under_way.sequences
         return self._drafts.offers(self._ledger.live(), under_way=under_way)
 
     def _quantize_running(self, memory: MemoryBudget) -> None:
@@ -532,7 +561,7 @@ class WorkerLoop:
         costs = self._model.costs.get(AUTO_WHEN_SHORT)
         if costs is None or not memory.is_critical or self._model.forms.refusal(AUTO_WHEN_SHORT):
             return
-        possible = [
+        candidates = [
             sequence.id
             for sequence in self._ledger.live()
             if sequence.is_open
@@ -540,14 +569,15 @@ class WorkerLoop:
             and not sequence.stays_native
             and self._model.forms.is_automatic(sequence.request)
         ]
-        conversions = self._engine.conversions(possible)
-        chosen = next(
-            (names for names, each in conversions if self._model.forms.is_worth_it(each)), ()
+        conversions = self._engine.conversions(candidates)
+        chosen_ids = next(
+            (ids for ids, conversion in conversions if self._model.forms.is_worth_it(conversion)),
+            (),
         )
-        if not chosen:
+        if not chosen_ids:
             return
-        self._complete_dispatched()
-        for request_id in chosen:
+        self._collect_step_under_way()
+        for request_id in chosen_ids:
             sequence = self._ledger.find(request_id)
             if sequence is not None and sequence.is_open:
                 self._pulse.work()
@@ -569,17 +599,17 @@ class WorkerLoop:
             return not sequence.has_final_form and self._model.forms.is_automatic(sequence.request)
 
         has_changed = False
-        while request_id := self._scheduler.short_of_memory(costs, may_quantize=may_quantize):
+        while request_id := self._scheduler.next_to_quantize(costs, may_quantize=may_quantize):
             sequence = self._ledger[request_id]
             sequence.has_final_form = True
-            chosen = self._choose_costs(sequence.request, is_short=True)
-            if chosen.form != sequence.form:
-                sequence.scheduled.costs = chosen
+            chosen_costs = self._choose_costs(sequence.request, is_short=True)
+            if chosen_costs.form != sequence.form:
+                sequence.scheduled.costs = chosen_costs
                 self._cache_client.look_up(sequence)
                 has_changed = True
         return has_changed
 
-    def _step_of(self, decision: Decision) -> DispatchedStep | None:
+    def _step_to_dispatch(self, decision: Decision) -> DispatchedStep | None:
         """The step to dispatch: the planned spans whose sequences are open; None: no spans."""
         if not decision.plan.spans:
             return None
@@ -587,7 +617,7 @@ class WorkerLoop:
         sequences: list[LiveSequence] = []
         for span in decision.plan.spans:
             sequence = self._ledger.find(span.request_id)
-            if sequence is not None and sequence.is_open and self._has_images(span, sequence):
+            if sequence is not None and sequence.is_open and self._provide_images(span, sequence):
                 spans.append(span)
                 sequences.append(sequence)
         return DispatchedStep(
@@ -623,12 +653,14 @@ class WorkerLoop:
                 may_prefill = self._engine.advance_images(request_id, start, tokens)
             waits_for = None if may_prefill else WaitReason.IMAGES
             if sequence.scheduled.waits_for is not waits_for:
-                self._ledger.wait(sequence, waits_for)
+                self._ledger.set_wait_reason(sequence, waits_for)
         self._waits_for_images |= not may_prefill
         return may_prefill
 
-    def _has_images(self, span: Span, sequence: LiveSequence) -> bool:
-        """Compute the features of a span's images; if one is unusable, end the sequence: False."""
+    def _provide_images(self, span: Span, sequence: LiveSequence) -> bool:
+        """Compute the features of a span's images that have none yet. If an image cannot be used, ends
+        the sequence and returns False.
+        """
         if not self._engine.lacks_images(span):
             return True
         self._pulse.work()
@@ -645,34 +677,35 @@ class WorkerLoop:
 
     @property
     def _is_idle_work_under_way(self) -> bool:
-        return self._dispatched is not None and any(
-            each.request.is_idle_work for each in self._dispatched.sequences
+        return self._step_under_way is not None and any(
+            each.request.is_idle_work for each in self._step_under_way.sequences
         )
 
-    def _complete_idle_work(self) -> None:
+    def _collect_idle_work(self) -> None:
+        """Collect the step under way if it is idle work."""
         if self._is_idle_work_under_way:
-            self._complete_dispatched()
+            self._collect_step_under_way()
 
-    def _complete_for_closed_sequences(self) -> None:
+    def _collect_for_closed_sequences(self) -> None:
         """Collect the step under way if a sequence in it has been closed while the rest of the
         sequence's state is still being computed.
         """
-        if self._dispatched is not None and self._cache_client.is_computing_for(
-            self._dispatched.sequences
+        if self._step_under_way is not None and self._cache_client.is_computing_for(
+            self._step_under_way.sequences
         ):
-            self._complete_dispatched()
+            self._collect_step_under_way()
 
-    def _complete_dispatched(self) -> None:
+    def _collect_step_under_way(self) -> None:
         """Collect the step under way now, if there is one, because its outcome is needed."""
-        if self._dispatched is not None:
-            step = self._dispatched
-            self._dispatched = None
-            self._complete(step)
+        if self._step_under_way is not None:
+            step = self._step_under_way
+            self._step_under_way = None
+            self._collect_step(step)
 
-    def _complete(self, step: DispatchedStep) -> None:
+    def _collect_step(self, step: DispatchedStep) -> None:
         """Wait for a step and process its results. If it failed, each span is tried alone."""
         self._pulse.work(step.expected_seconds)
-        results = self._steps.collect(step, later=self._dispatched)
+        results = self._steps.collect(step, later=self._step_under_way)
         self._cache_client.end_step(step, results)
         if results is None:
             was_alone = len(step.sequences) == 1
@@ -688,7 +721,7 @@ class WorkerLoop:
         """Compute a sequence alone, from its first token to the end of the span that failed. was_alone:
         whether it was the only one in the step.
         """
-        # a preempted sequence is prefilled again later anyway
+        # a preempted sequence is not open; it is prefilled again later anyway
         if not self._ledger.is_live(sequence) or not sequence.is_open:
             return SpanResult(request_id=span.request_id)
         self._pulse.work()
@@ -697,7 +730,7 @@ class WorkerLoop:
             and self._lifetimes.wait_for_images(sequence, end=span.start + span.tokens)
         ):
             return SpanResult(request_id=span.request_id)
-        span = replace(span, tokens=span.certain_tokens, draft=NO_DRAFT)
+        span = replace(span, tokens=span.certain_tokens, draft=NO_DRAFT)  # verifies nothing
 
         def reopen() -> None:
             self._pulse.work()  # each attempt may take as long as the first
@@ -722,6 +755,7 @@ class WorkerLoop:
             is_live = ledger.is_live(sequence)
             if result.failure:
                 failed.append((sequence, result.failure))
+                # if cached state may be the cause, the sequence restarts without that state
                 if is_live and not sequence.start.may_be_blamed:
                     ended.append((sequence, FinishReason.FAILED, result.failure))
             elif is_live and result.refusal:
@@ -733,12 +767,12 @@ class WorkerLoop:
                 ledger.score(sequence, result.prompt_logprobs)
                 sequence.answer.embedding = result.embedding
                 if result.token_ids:
-                    end = sequence.answer.ending(result.token_ids)
-                    count = end.counted_tokens
+                    ending = sequence.answer.ending(result.token_ids)
+                    count = ending.counted_tokens
                     ledger.generate(sequence, result.token_ids[:count], result.logprobs[:count])
                     generated[span.request_id] = count
                     repeated[span.request_id] = result.repeated
-                    if end.reason is FinishReason.STOP:
+                    if ending.reason is FinishReason.STOP:
                         ended.append((sequence, FinishReason.STOP, ""))
         counters.count_step(
             seconds,
@@ -761,9 +795,9 @@ class WorkerLoop:
         )
         ended += [(ledger[request_id], FinishReason.LENGTH, "") for request_id in by_length]
         if ended:
-            self._end(ended)
+            self._end_sequences(ended)
 
-    def _end(self, ended: Sequence[tuple[LiveSequence, FinishReason, str]]) -> None:
+    def _end_sequences(self, ended: Sequence[tuple[LiveSequence, FinishReason, str]]) -> None:
         """End sequences that the scheduler has forgotten, each with its reason and error message."""
         for sequence, reason, error in ended:
             if self._drafts is not None:
@@ -787,8 +821,8 @@ class WorkerLoop:
         """Collect the step that still runs on the device, without sending its tokens; returns the
         sequences that failed in it.
         """
-        step = self._dispatched
-        self._dispatched = None
+        step = self._step_under_way
+        self._step_under_way = None
         if step is None:
             return ()
         results = self._steps.collect_last(step)
@@ -798,24 +832,31 @@ class WorkerLoop:
     # -- sessions
 
     def _change_session(self, command: SessionCommand) -> None:
+        """Carry out a command on sessions, once the results of all ended requests are cached, so that
+        these belong to their sessions.
+        """
         sessions = self._sessions
         if command.adapter and command.adapter not in self._model.adapters:
-            self._refuse(command, SessionFailure.NOT_FOUND, self._no_adapter(command.adapter))
+            self._refuse_session_command(
+                command, SessionFailure.NOT_FOUND, self._no_adapter_message(command.adapter)
+            )
             return
         if sessions is None:
             message = "this model has no prefix cache, so there are no sessions"
-            self._refuse(command, SessionFailure.OFF, message)
+            self._refuse_session_command(command, SessionFailure.OFF, message)
             return
         if command.operation == "close":
-            self._complete_idle_work()
+            self._collect_idle_work()
             self._idle.forget_session(command.session_id, tenant=command.tenant)
-        self._complete_for_closed_sequences()
+        self._collect_for_closed_sequences()
         self._cache_client.flush()
         if command.operation == "close":
             self._detach_running(command, sessions)
         with log_failure(
             "a session command failed",
-            otherwise=lambda error: self._refuse(command, SessionFailure.FAILED, str(error)),
+            otherwise=lambda error: self._refuse_session_command(
+                command, SessionFailure.FAILED, str(error)
+            ),
         ):
             answer = sessions.carry_out(command)
             if answer is not None:
@@ -839,28 +880,34 @@ class WorkerLoop:
                 if command.forget and (sequence.is_open or sequence.scheduled.is_paused):
                     self._cache_client.withdraw(sequence)
                 elif command.forget:
-                    self._cache_client.look_up(sequence)  # of its prefill, nothing will be cached
+                    # it has not started: no request may wait for its prefill, as none is cached
+                    self._cache_client.look_up(sequence)
 
-    def _refuse(self, command: SessionCommand, failure: SessionFailure, message: str) -> None:
+    def _refuse_session_command(
+        self, command: SessionCommand, failure: SessionFailure, message: str
+    ) -> None:
         answer = SessionAnswer(call_id=command.call_id, failure=failure, message=message)
         self._ledger.emit(answer)
 
     def _show_cache(self, question: CacheMapQuestion) -> None:
+        """Answer with a summary of what is cached; it is empty if there is no cache."""
         shown = CacheMap(call_id=question.call_id)
         if self._prefix_cache is not None:
-            shown = msgspec.structs.replace(shown, is_complete=False)  # if it fails
+            shown = msgspec.structs.replace(shown, is_complete=False)  # sent if `map` fails
             with log_failure("the prefix cache cannot be shown"):
                 users = list if self._sessions is None else self._sessions.users
                 shown = self._prefix_cache.map(question, users=users)
         self._ledger.emit(shown)
 
-    def _tend_sessions(self) -> None:
+    def _maintain_sessions(self) -> None:
+        """Continue exports and imports of sessions, close expired ones, and send answers."""
         if self._sessions is not None:
             with log_failure("the upkeep of sessions failed"):
                 for answer in self._sessions.maintain():
                     self._ledger.emit(answer)
 
-    def _record_use(self, sequence: LiveSequence) -> None:
+    def _record_session_use(self, sequence: LiveSequence) -> None:
+        """Record in its session that a request has ended, once all its state is cached."""
         if self._sessions is None:
             return
         request = sequence.request
@@ -872,15 +919,19 @@ class WorkerLoop:
                 is_alternative=request.is_alternative,
             )
 
-    def _close_sessions(self, *, is_complete: bool) -> None:
+    def _close_sessions(self, *, writes_records: bool) -> None:
         if self._sessions is not None:
-            self._sessions.close(writes_records=is_complete)
+            self._sessions.close(writes_records=writes_records)
 
 
-def _expected_together(decision: Decision, earlier: DispatchedStep | None) -> float | None:
-    """Upper bound for a step together with the step before it; None if unknown."""
-    if earlier is None or decision.expected_seconds is None:
+def _expected_seconds_of_both(
+    decision: Decision, previous_step: DispatchedStep | None
+) -> float | None:
+    """Upper bound for the duration of a step and of the step before it, if that is still under way;
+    None if unknown.
+    """
+    if previous_step is None or decision.expected_seconds is None:
         return decision.expected_seconds
-    if earlier.expected_seconds is None:
+    if previous_step.expected_seconds is None:
         return None
-    return earlier.expected_seconds + decision.expected_seconds
+    return previous_step.expected_seconds + decision.expected_seconds

@@ -56,8 +56,8 @@ class MemoryBudget:
         self._most_parked_bytes = most_parked_bytes
         self._clear_buffers = clear_buffers
         self._read_pressure = read_pressure
-        self._read_at = 0.0
-        self._cleared_at = 0.0
+        self._read_at = 0.0  # when the system's memory pressure was last read
+        self._cleared_at = 0.0  # when free buffers were last released
         self._system_pressure = Pressure.NORMAL
         self._worker_pressure = Pressure.NORMAL
 
@@ -110,13 +110,13 @@ class MemoryBudget:
         """Apply a new level of the system's memory pressure: release memory, or use it again."""
         if pressure is self._system_pressure:
             return
-        before = self._system_pressure
+        previous = self._system_pressure
         self._system_pressure = pressure
         logger.log(
-            logging.WARNING if pressure > before else logging.INFO,
+            logging.WARNING if pressure > previous else logging.INFO,
             "memory pressure of the system: now %s, before %s",
             pressure.name.lower(),
-            before.name.lower(),
+            previous.name.lower(),
         )
         self._apply()
 
@@ -133,6 +133,9 @@ class MemoryBudget:
         self._cleared_at = min(self._cleared_at, now - CLEAR_SECONDS + READ_SECONDS)
 
     def _apply(self) -> None:
+        """Set the limits of the scheduler and the cache by the plan and the memory pressure, and free
+        what exceeds them. Parked states (the KV of ended sequences) and blocks in RAM are freed first.
+        """
         self._scheduler.set_budget(self._plan.kv_bytes)
         self._scheduler.admits_one_at_a_time = self.is_critical
         if self._cache is not None and self.is_short:

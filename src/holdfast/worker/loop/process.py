@@ -89,12 +89,12 @@ def serve_model(inbox: Inbox, settings: WorkerSettings, pulse: Pulse | None = No
     Call this on a thread that lives as long as the model. pulse: reports what the thread does.
     """
     prepare_blas(settings.model.threads)  # must precede the first import of mlx.core
-    was_enabled = gc.isenabled()
+    was_gc_enabled = gc.isenabled()
     gc.disable()  # looking through what is imported, all of which stays, takes 15 % longer
     try:
         from holdfast.worker.loop import device, serving
     finally:
-        if was_enabled:
+        if was_gc_enabled:
             gc.enable()
     built: list[tuple[WorkerLoop, ModelInfo]] = []
 

@@ -1,4 +1,8 @@
-"""The accepted requests without a Finished event, and the events to send."""
+"""The accepted requests without a Finished event, and the events to send.
+
+A sequence is *open* while the engine has state for it. *Idle work* is a request that only prefills a
+prompt that is expected later, while there is no other request.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.loop.counters import Counters
 from holdfast.worker.prefix.chain import pack_tokens
 from holdfast.worker.prefix.lookup import CachedStart, LiveChain
-from holdfast.worker.scheduler.queue import ScheduledSequence
+from holdfast.worker.scheduler.sequence import ScheduledSequence
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
     from holdfast.worker.drafting.draft_model import DraftState
@@ -90,11 +94,11 @@ class Times:
     waiting: tuple[WaitReason, float] | None = None  # what it waits for, and since when
     waited: dict[WaitReason, float] = field(default_factory=dict)  # seconds
 
-    def wait(self, reason: WaitReason | None, *, now: float) -> None:
+    def set_wait_reason(self, reason: WaitReason | None, *, now: float) -> None:
         """Record what the request waits for from now on; None: it does not wait."""
         if self.waiting is not None:
-            earlier, since = self.waiting
-            self.waited[earlier] = self.waited.get(earlier, 0.0) + now - since
+            last_reason, since = self.waiting
+            self.waited[last_reason] = self.waited.get(last_reason, 0.0) + now - since
         self.waiting = None if reason is None else (reason, now)
 
     def record_tokens(self, *, now: float) -> None:
@@ -103,13 +107,14 @@ class Times:
         self.last_token_at = now
 
     def sum_up(self, now: float) -> Timings:
-        admitted = now if self.admitted_at is None else self.admitted_at
-        first = now if self.first_token_at is None else self.first_token_at
-        last = first if self.last_token_at is None else self.last_token_at
+        """The durations of the phases; a phase that is not over ends `now`."""
+        admitted_at = now if self.admitted_at is None else self.admitted_at
+        first_token_at = now if self.first_token_at is None else self.first_token_at
+        last_token_at = first_token_at if self.last_token_at is None else self.last_token_at
         return Timings(
-            queue_seconds=admitted - self.submitted_at,
-            prefill_seconds=max(0.0, first - admitted),
-            decode_seconds=last - first,
+            queue_seconds=admitted_at - self.submitted_at,
+            prefill_seconds=max(0.0, first_token_at - admitted_at),
+            decode_seconds=last_token_at - first_token_at,
             waited=dict(self.waited),
         )
 
@@ -150,7 +155,7 @@ class LiveSequence:
     scheduled: ScheduledSequence  # the scheduler's view
     times: Times
     answer: LiveAnswer = field(init=False)
-    start: CachedStart = field(default_factory=CachedStart)
+    start: CachedStart = field(default_factory=CachedStart)  # the cached state it starts from
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     chain: bytearray = field(default_factory=bytearray)  # tokens of prompt and answer, packed
     has_final_form: bool = False  # whether `form` is final, even if memory is short
@@ -163,8 +168,9 @@ class LiveSequence:
     live: LiveChain | None = None
     inserted: list[BlockKey] = field(default_factory=list)  # blocks added to the cache
     prefilled_tokens: int = 0  # for idle work; includes cached tokens
-    prepared_images: set[str] = field(default_factory=set)  # see `WorkerImages.prepare`
-    # whether it has restarted once because images had to be processed again (`Lifetimes`)
+    # images that need no more work before the sequence is opened, including unusable ones
+    prepared_images: set[str] = field(default_factory=set)
+    # whether it has restarted once because images had to be processed again; it does so only once
     has_waited_for_images: bool = False
 
     def __post_init__(self) -> None:
@@ -193,19 +199,20 @@ class LiveSequence:
     def known_tokens(self) -> int:
         return self.prompt_tokens + len(self.answer.token_ids)
 
-    def wait(
+    def set_wait_reason(
         self, reason: WaitReason | None, *, now: float, reported: WaitReason | None = None
     ) -> None:
-        """Record what the request waits for from now on; None: it does not wait.
+        """Record what the request waits for from now on; None: it does not wait. The scheduler only
+        admits it while this is MEMORY or None.
 
         reported: the reason that users see, if that is another one.
         """
-        self.times.wait(reported or reason, now=now)
+        self.times.set_wait_reason(reported or reason, now=now)
         self.scheduled.waits_for = reason
 
     def admit(self, *, now: float) -> None:
         """Record that the scheduler has admitted the sequence, possibly after a preemption."""
-        self.wait(None, now=now)
+        self.set_wait_reason(None, now=now)
         self.has_final_form = True
         if self.times.admitted_at is None:
             self.times.admitted_at = now
@@ -220,10 +227,12 @@ class LiveSequence:
         """Record that the sequence is prefilled from its first token, without the cache."""
         start = self.start
         start.release()
+        # a hit that was reported before did not help, because its tokens are prefilled after all
         if start.report is not None and start.report.cached_tokens and not self.answer.token_ids:
             start.report = CacheReport(outcome=CacheOutcome.FAILED)
 
     def extend(self, token_ids: tuple[int, ...], *, now: float) -> None:
+        """Add generated tokens to the answer."""
         self.times.record_tokens(now=now)
         self.answer.token_ids += token_ids
         self.chain += pack_tokens(token_ids)
@@ -254,15 +263,23 @@ class Ledger:
         """Whether this sequence, not a later one with the same id, has no Finished event yet."""
         return self._live.get(sequence.id) is sequence
 
-    def wait(
+    def set_wait_reason(
         self,
         sequence: LiveSequence,
         reason: WaitReason | None,
         *,
         reported: WaitReason | None = None,
     ) -> None:
-        """Record what a sequence waits for from now on; see `LiveSequence.wait`."""
-        sequence.wait(reason, now=self.clock(), reported=reported)
+        """Record what a sequence waits for from now on; None: it does not wait. reported: the reason
+        that users see, if that is another one.
+        """
+        sequence.set_wait_reason(reason, now=self.clock(), reported=reported)
+
+    def allow_admission(self, sequence: LiveSequence) -> None:
+        """Let the scheduler admit a waiting sequence: it waits for nothing but a running slot and
+        memory.
+        """
+        self.set_wait_reason(sequence, WaitReason.MEMORY)
 
     def accept(self, sequence: LiveSequence) -> None:
         """Add a request; exactly one Finished event will follow."""
@@ -273,7 +290,7 @@ class Ledger:
     def reject(self, request: SequenceRequest, refusal: HoldfastError) -> None:
         """Refuse a request; no other event follows."""
         self.counters.rejected += 1
-        self.emit(_rejected(request.request_id, refusal))
+        self.emit(_rejection_event(request.request_id, refusal))
 
     def finish(self, sequence: LiveSequence, reason: FinishReason, *, error: str = "") -> None:
         """Remove a live sequence and emit its Finished event."""
@@ -311,7 +328,9 @@ class Ledger:
         self._live[fresh.id] = fresh
 
     def count_prompt(self, sequence: LiveSequence, *, start: int, tokens: int) -> None:
-        """Count the tokens of a computed span that are in the prompt."""
+        """Count the tokens of a computed span that are in the prompt, and report the progress of the
+        prefill.
+        """
         end = min(start + tokens, sequence.prompt_tokens)
         if sequence.request.is_idle_work:
             self.counters.read_ahead_tokens += end - start
@@ -345,7 +364,7 @@ class Ledger:
         self._outbox = []
         return events
 
-    def waits(self) -> dict[RequestId, WaitReason]:
+    def wait_reasons(self) -> dict[RequestId, WaitReason]:
         """The live requests that wait, each with the reason for its wait."""
         return {
             sequence.id: sequence.times.waiting[0]
@@ -362,6 +381,7 @@ class Ledger:
             assert len(sequence.answer.token_ids) <= sequence.request.max_tokens
 
     def _emit_progress(self, sequence: LiveSequence, *, read_tokens: int) -> None:
+        """Emit how many prompt tokens are prefilled or cached, at most every `PROGRESS_SECONDS`."""
         now = self.clock()
         admitted_at = now if sequence.times.admitted_at is None else sequence.times.admitted_at
         if now - max(admitted_at, sequence.times.progress_sent_at) < PROGRESS_SECONDS:
@@ -390,7 +410,7 @@ class Ledger:
         sequence.answer.prompt_logprobs.clear()
 
 
-def _rejected(request_id: RequestId, refusal: HoldfastError) -> Rejected:
+def _rejection_event(request_id: RequestId, refusal: HoldfastError) -> Rejected:
     message = str(refusal)
     if isinstance(refusal, QueueFull):
         return Rejected(

@@ -67,8 +67,8 @@ from holdfast.worker.loop.worker_memory import (
 )
 from holdfast.worker.prefix.cache import PrefixCache
 from holdfast.worker.prefix.index import PrefixIndex
-from holdfast.worker.scheduler.queue import SequenceCosts
 from holdfast.worker.scheduler.scheduler import Scheduler
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.sessions.service import SessionService
 from holdfast.worker.vision.feature_cache import FEATURE_DISK_BYTES, FEATURE_RAM_BYTES, FeatureCache
 from holdfast.worker.vision.image_process import ImageProcess
@@ -181,6 +181,9 @@ class _Probed:
     draft: LoadedDraft | None = None
 
     def open_images(self, settings: WorkerSettings, hashes: Mapping[str, str]) -> None:
+        """Let the engine process images, if the model can and a test of its images succeeds. hashes:
+        of the model files, by name.
+        """
         loaded = self.loaded
         if loaded.images is None or not isinstance(loaded.model, VisionModel):
             return
@@ -194,8 +197,10 @@ class _Probed:
         processor = loaded.images
         reader = ImageProcess(Path(settings.folder), lambda: processor.info, images=folder)
         open_with = partial(WorkerImages, loaded.model, processor, reader=reader)
-        for_test = FeatureCache(None, fingerprint="", ram_bytes=FEATURE_RAM_BYTES, disk_bytes=0)
-        loaded.images.info = probe_images(self.runner, open_with(features=for_test))
+        test_features = FeatureCache(
+            None, fingerprint="", ram_bytes=FEATURE_RAM_BYTES, disk_bytes=0
+        )
+        loaded.images.info = probe_images(self.runner, open_with(features=test_features))
         if not loaded.images.info.refused:
             self.engine.images = open_with(features=features)
 
@@ -210,8 +215,8 @@ class _Probed:
 
     @property
     def contexts_of(self) -> Callable[[int], dict[str, int]]:
-        """`contexts_that_fit`, by the KV budget. It does not refer to the draft model, so that this
-        can be freed if it fails.
+        """Returns, for a KV budget in bytes, the longest context that fits in each form of keys and
+        values. The function does not refer to the draft model, so that this can be freed if it fails.
         """
         return partial(
             contexts_that_fit,
@@ -223,8 +228,8 @@ class _Probed:
     def sequence_costs(self, form: KVBits) -> SequenceCosts:
         """The memory that the scheduler reserves for a sequence with keys and values in a form."""
         costs = sequence_costs(self.forms.costs[form], self.draft_costs)
-        is_cut = form != "native" and self.engine.ends_spans_at_blocks
-        return replace(costs, form=form, block_tokens=BLOCK_TOKENS if is_cut else None)
+        ends_at_blocks = form != "native" and self.engine.ends_spans_at_blocks
+        return replace(costs, form=form, block_tokens=BLOCK_TOKENS if ends_at_blocks else None)
 
 
 def _load_and_build(
@@ -236,8 +241,8 @@ def _load_and_build(
     pulse: Pulse,
 ) -> tuple[WorkerLoop, ModelInfo]:
     started_at = time.perf_counter()
-    probed = _load(settings, progress)
-    step_tokens = _step_tokens(settings.scheduler, probed.runner.backend)
+    probed = _load_and_probe(settings, progress)
+    step_tokens = _chosen_step_tokens(settings.scheduler, probed.runner.backend)
     memory = divide_memory(
         probed.engine,
         probed.loaded,
@@ -259,7 +264,7 @@ def _load_and_build(
         settings=settings,
         ram_tier_bytes=memory.plan.ram_tier_bytes,
     )
-    loop = _build(
+    loop = _build_worker_loop(
         inbox,
         probed,
         scheduler,
@@ -274,7 +279,7 @@ def _load_and_build(
     platform.wire(memory.wired_bytes)
     gc.freeze()  # model and modules live as long as the worker: garbage collection can skip them
     progress("hashing", 1.0)
-    info = _info(
+    info = _model_info(
         probed,
         memory,
         load_seconds=time.perf_counter() - started_at,
@@ -294,7 +299,8 @@ def _new_scheduler(probed: _Probed, memory: WorkerMemory, settings: SchedulerSet
     )
 
 
-def _load(settings: WorkerSettings, progress: Progress) -> _Probed:
+def _load_and_probe(settings: WorkerSettings, progress: Progress) -> _Probed:
+    """Load the model, and find out by tests how it can be run and what its sequences cost."""
     model = settings.model
     use_device(model.device)
     loaded = load_model(Path(settings.folder), model, progress=progress)
@@ -343,8 +349,11 @@ def _chosen_draft(settings: WorkerSettings, model: LoadedModel) -> LoadedDraft |
 
 
 def _load_draft(settings: WorkerSettings) -> LoadedDraft:
-    own = replace(settings.model, adapters=(), context_tokens=None)
-    loaded = load_model(Path(settings.draft_folder), own, progress=lambda stage, fraction: None)
+    """Load the draft model. Raises ModelLoadError if it cannot draft."""
+    draft_settings = replace(settings.model, adapters=(), context_tokens=None)
+    loaded = load_model(
+        Path(settings.draft_folder), draft_settings, progress=lambda stage, fraction: None
+    )
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size)
     costs = engine.measure_costs()
@@ -389,7 +398,7 @@ def _draft_model(draft: LoadedDraft | None, *, kv_bytes: int) -> DraftModel | No
     return model
 
 
-def _build(
+def _build_worker_loop(
     inbox: Inbox,
     probed: _Probed,
     scheduler: Scheduler,
@@ -449,14 +458,14 @@ def _speculates(engine: Engine, model: ModelSettings) -> bool:
     return model.speculation != "off" and not engine.speculation_refused
 
 
-def _step_tokens(scheduler: SchedulerSettings, backend: Backend) -> int:
+def _chosen_step_tokens(scheduler: SchedulerSettings, backend: Backend) -> int:
     """The step size of the settings, or the default for the device if the settings have none."""
     if scheduler.step_tokens is not None:
         return scheduler.step_tokens
     return max(backend.step_tokens, scheduler.max_running, scheduler.min_chunk_tokens)
 
 
-def _info(
+def _model_info(
     probed: _Probed,
     memory: WorkerMemory,
     *,
@@ -464,9 +473,9 @@ def _info(
     fingerprint: str,
 ) -> ModelInfo:
     loaded = probed.loaded
-    fitting = _context_that_fits(probed, memory)
+    context_tokens_by_form = _contexts_that_fit(probed, memory)
     runner = probed.runner
-    found = loaded.platform
+    machine = loaded.platform
     forms = probed.forms
     warnings = (
         *warnings_about(runner),
@@ -482,13 +491,13 @@ def _info(
         parameters=loaded.parameters,
         weight_bytes=loaded.weight_bytes,
         compute_dtype=str(loaded.compute_dtype).removeprefix("mlx.core."),
-        context_tokens=fitting[forms.default],
+        context_tokens=context_tokens_by_form[forms.default],
         own_context_tokens=loaded.own_context_tokens,
         vocab_size=loaded.vocab_size,
         fingerprint=fingerprint,
         kv_bits=forms.default,
         kv_bytes_per_token=probed.costs.bytes_per_token,
-        context_tokens_by_bits=fitting,
+        context_tokens_by_bits=context_tokens_by_form,
         kv_bytes_by_bits={
             name: each.bytes_per_token
             for name, each in forms.costs.items()
@@ -497,11 +506,11 @@ def _info(
         kv_bits_refused=dict(forms.refused.items()),
         fixed_bytes_per_sequence=probed.costs.fixed_bytes,
         kv_budget_bytes=memory.plan.kv_bytes,
-        device=found.device_name or found.device,
-        is_on_cpu=found.device == "cpu",
+        device=machine.device_name or machine.device,
+        is_on_cpu=machine.device == "cpu",
         wired_bytes=memory.wired_bytes,
         reserve_bytes=memory.reserve_bytes,
-        device_memory_bytes=found.memory.working_set_bytes,
+        device_memory_bytes=machine.memory.working_set_bytes,
         embedding_dimensions=runner.hidden_size,
         blas=str(current_blas()),
         load_seconds=load_seconds,
@@ -517,6 +526,7 @@ def _info(
 
 
 def _vision_info(loaded: LoadedModel) -> VisionInfo | None:
+    """What the model does with images, or why it refuses them; None for a model of text only."""
     if loaded.images is not None:
         return loaded.images.info
     if not loaded.images_refused:
@@ -526,18 +536,18 @@ def _vision_info(loaded: LoadedModel) -> VisionInfo | None:
     )
 
 
-def _context_that_fits(probed: _Probed, memory: WorkerMemory) -> dict[str, int]:
+def _contexts_that_fit(probed: _Probed, memory: WorkerMemory) -> dict[str, int]:
     """The longest context, in tokens, whose KV fits the memory, for each supported value of
     `kv_bits`. Logs a warning if that is less than the model's context.
     """
     context_tokens = probed.loaded.context_tokens
-    fitting = probed.contexts_of(memory.plan.kv_bytes)
-    if fitting[probed.forms.default] < context_tokens:
+    context_tokens_by_form = probed.contexts_of(memory.plan.kv_bytes)
+    if context_tokens_by_form[probed.forms.default] < context_tokens:
         logger.warning(
             "the context is limited to %s of %s tokens, because more does not fit the %.2f GiB "
             "for KV; model.memory_bytes sets how much KV may take",
-            f"{fitting[probed.forms.default]:,}",
+            f"{context_tokens_by_form[probed.forms.default]:,}",
             f"{context_tokens:,}",
             memory.plan.kv_bytes / (1 << 30),
         )
-    return fitting
+    return context_tokens_by_form

@@ -21,7 +21,7 @@ from holdfast.worker.engine.weight_format import give_back_freed_memory
 from holdfast.worker.kv.bits import AUTO_WHEN_SHORT
 from holdfast.worker.kv.layer import HeadsForm
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds
-from holdfast.worker.scheduler.queue import SequenceCosts
+from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.vision.feature_cache import FEATURE_RAM_BYTES
 from holdfast.worker.vision.images import MOST_INPUT_BYTES
 
@@ -114,21 +114,22 @@ def contexts_that_fit(
     """The length of the longest sequence that fits a KV budget, for each form of keys and values,
     but at most `most_tokens`. draft: the costs of a sequence in a draft model, if there is one.
     """
-    fitting: dict[str, int] = {}
-    for form, own in forms.costs.items():
-        costs = sequence_costs(own, draft)
-        fitting[form] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
-    auto = fitting["native"]
-    if auto < most_tokens and not forms.refusal(AUTO_WHEN_SHORT):
-        auto = max(auto, fitting[AUTO_WHEN_SHORT])
-    return {**fitting, "auto": auto}
+    context_tokens: dict[str, int] = {}
+    for form, kv_costs in forms.costs.items():
+        costs = sequence_costs(kv_costs, draft)
+        context_tokens[form] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
+    # with "auto", the server chooses the form: it quantizes a sequence that does not fit otherwise
+    auto_tokens = context_tokens["native"]
+    if auto_tokens < most_tokens and not forms.refusal(AUTO_WHEN_SHORT):
+        auto_tokens = max(auto_tokens, context_tokens[AUTO_WHEN_SHORT])
+    return {**context_tokens, "auto": auto_tokens}
 
 
-def sequence_costs(own: KVCosts, draft: KVCosts | None) -> SequenceCosts:
-    """The memory of a sequence, with that of its state in a draft model."""
+def sequence_costs(costs: KVCosts, draft: KVCosts | None) -> SequenceCosts:
+    """The memory of a sequence, with that of its state in a draft model (None: there is none)."""
     return SequenceCosts(
-        kv_bytes_per_token=own.bytes_per_token,
-        fixed_bytes_per_sequence=own.fixed_bytes + (0 if draft is None else draft.fixed_bytes),
+        kv_bytes_per_token=costs.bytes_per_token,
+        fixed_bytes_per_sequence=costs.fixed_bytes + (0 if draft is None else draft.fixed_bytes),
         draft_bytes_per_token=0 if draft is None else draft.bytes_per_token,
     )
 
@@ -138,8 +139,8 @@ def chunk_bounds(model: Any, costs: KVCosts, *, working_set_bytes: int) -> Chunk
     attention scores take for head dimensions without a fused kernel.
     """
     heads = getattr(getattr(model, "args", None), "num_attention_heads", None)
-    block = () if costs.form is None else costs.form.block
-    dimensions = {each.dimension for each in block if isinstance(each, HeadsForm)}
+    layer_forms = () if costs.form is None else costs.form.block
+    dimensions = {each.dimension for each in layer_forms if isinstance(each, HeadsForm)}
     if not isinstance(heads, int) or dimensions <= _FUSED_HEAD_DIMENSIONS:
         return ChunkBounds(seconds=ALONE_SECONDS)
     return ChunkBounds(

@@ -1,6 +1,12 @@
 """The prefix cache: finds the blocks and states that a request can start from, restores them, and
 stores new ones.
 
+A *block* has the keys and values of up to BLOCK_TOKENS tokens, a *state* (checkpoint) what window and
+recurrent layers hold after a token. A *live state* is all of this in a sequence's own buffers, while
+it runs or is *parked* (has ended, and is kept until its memory is needed). Other sequences can start
+from blocks and a state, or from a live state. Sequences hold keys and values in one of several
+*forms*: native or quantized.
+
 Device thread only. The store's threads see bytes, never arrays.
 """
 
@@ -34,15 +40,15 @@ from holdfast.worker.prefix.live_tier import LiveTier
 from holdfast.worker.prefix.lookup import CachedStart, LiveChain, Lookup, ReusePlan, Shortfall
 from holdfast.worker.prefix.tiers import Residence
 
-MOST_BRANCH_POINTS = 8
+MOST_BRANCH_POINTS = 8  # of one prompt, at which states are saved
 # distance between the states saved in a long prompt, if the model can resume only at saved states
 BOUNDARY_TOKENS = 1024
-TEND_SECONDS = 0.25
-OFFER_AGAIN_SECONDS = 30.0
-BLOCKS_OFFERED_AGAIN = 64
+TEND_SECONDS = 0.25  # between two questions to the store about what it has saved
+OFFER_AGAIN_SECONDS = 30.0  # between two offers of unsaved blocks
+BLOCKS_OFFERED_AGAIN = 64  # in one offer
 # at shutdown, for saving blocks that the store had no room for; the front waits twice as long
 CLOSING_SECONDS = 4.0
-BLOCKS_AT_A_TIME = 8
+BLOCKS_AT_A_TIME = 8  # of those read from disk, taken between two steps
 
 logger = logging.getLogger("holdfast.cache")
 
@@ -69,11 +75,13 @@ class PrefixCache:
         self._model_form = payloads.model
         self.live = LiveTier(index, payloads=payloads, most_parked_bytes=most_parked_bytes)
         self._maps = RecentMaps(clock=time.perf_counter)  # the latest cache maps
-        self._tended_at = self._offered_at = 0.0
-        placed = index.load()
-        if placed:
+        self._asked_store_at = self._offered_at = 0.0
+        loaded_blocks = index.load()
+        if loaded_blocks:
             logger.info(
-                "the store has %d block%s of this model", placed, "" if placed == 1 else "s"
+                "the store has %d block%s of this model",
+                loaded_blocks,
+                "" if loaded_blocks == 1 else "s",
             )
 
     def fingerprint_of(self, command: SessionCommand) -> str:
@@ -100,12 +108,12 @@ class PrefixCache:
         """
         if self._model_form.resumes_anywhere:
             return ()
-        marks = {
+        positions = {
             *range(BOUNDARY_TOKENS, prompt_tokens, BOUNDARY_TOKENS),
             *branch_points[:MOST_BRANCH_POINTS],
             prompt_tokens - 1,
         }
-        return tuple(sorted(mark for mark in marks if 0 < mark < prompt_tokens))
+        return tuple(sorted(each for each in positions if 0 < each < prompt_tokens))
 
     def lookup(
         self,
@@ -122,7 +130,7 @@ class PrefixCache:
         state will be parked, which is just as useful.
         """
         asked_at = time.perf_counter()
-        plan = self._plan(chain, root, limit=_limit(chain))
+        plan = self._plan(chain, root, limit=_most_reusable_tokens(chain))
         lookup = Lookup(
             chain=chain,
             root=root,
@@ -134,7 +142,7 @@ class PrefixCache:
         )
         if not in_blocks_only:
             lookup.base = self.live.claim(lookup)
-        self._fetch(lookup)
+        self._begin_reading(lookup)
         return lookup
 
     def cached_tokens(self, chain: bytes, *, root: Root, may_move: bool = True) -> int:
@@ -142,7 +150,7 @@ class PrefixCache:
         `lookup` would find, in blocks or in a live state. Stored tokens that cannot be resumed from
         do not count.
         """
-        in_blocks = self._plan(chain, root, limit=_limit(chain)).tokens
+        in_blocks = self._plan(chain, root, limit=_most_reusable_tokens(chain)).tokens
         in_live_state = self.live.resumable_tokens(
             chain, root=root, tokens_in_blocks=in_blocks, may_move=may_move
         )
@@ -154,13 +162,15 @@ class PrefixCache:
         The request starts from the blocks before the first one that cannot be used. Each call
         takes only a few blocks, so that decoding streams are hardly delayed.
         """
-        done = [key for key, future in lookup.awaited.items() if future.done()]
-        if not all(self._accept_block(lookup, key) for key in done[:BLOCKS_AT_A_TIME]):
+        read_keys = [key for key, future in lookup.awaited.items() if future.done()]
+        if not all(self._accept_block(lookup, key) for key in read_keys[:BLOCKS_AT_A_TIME]):
             self._plan_again(lookup)
             return False
         if lookup.awaited:
             return False
-        if not self._gather(lookup):  # a block was forgotten since then because of another request
+        if not self._gather_payloads(
+            lookup
+        ):  # a block was forgotten since then because of another request
             self._plan_again(lookup)
             return False
         if lookup.fetched_at is None:
@@ -187,7 +197,7 @@ class PrefixCache:
         self.index.restored(key, payload)
         return True
 
-    def _gather(self, lookup: Lookup) -> bool:
+    def _gather_payloads(self, lookup: Lookup) -> bool:
         """Collect all payloads of the plan; returns False if one is gone."""
         for key in lookup.missing_keys:
             payload = lookup.fetched.get(key) or self.payload(key)
@@ -202,7 +212,7 @@ class PrefixCache:
     def payload(self, key: BlockKey) -> Snapshot | None:
         """The payload of a key from RAM, or a copy from a live state; None if neither has it."""
         payload = self.index.payload(key)
-        return payload if isinstance(payload, Snapshot) else self.live.copied(key)
+        return payload if isinstance(payload, Snapshot) else self.live.copy_from_holder(key)
 
     def snapshots(self, lookup: Lookup) -> list[Snapshot]:
         """The blocks and the state from which the engine starts the sequence, after the tokens of
@@ -221,6 +231,7 @@ class PrefixCache:
         return snapshots
 
     def _plan(self, chain: bytes, root: Root, *, limit: int) -> ReusePlan:
+        """Plan which blocks, of at most `limit` tokens, a sequence with this chain reuses."""
         return self.index.plan(
             chain, root=root, resumable_anywhere=self._model_form.resumes_anywhere, limit=limit
         )
@@ -228,7 +239,7 @@ class PrefixCache:
     def _plan_again(self, lookup: Lookup) -> None:
         """Plan a lookup anew, because blocks or the live state of its plan were lost."""
         lookup.hold.close()
-        limit = _limit(lookup.chain)
+        limit = _most_reusable_tokens(lookup.chain)
         if lookup.limit_tokens is not None:
             limit = min(limit, lookup.limit_tokens)
         planned_tokens = lookup.plan.tokens
@@ -241,18 +252,20 @@ class PrefixCache:
         if lookup.base is not None:
             lookup.drop_base()
             lookup.base = self.live.claim(lookup)
-        self._fetch(lookup)
+        self._begin_reading(lookup)
 
-    def _fetch(self, lookup: Lookup) -> None:
-        """Read missing blocks from disk, unless they are being read already."""
+    def _begin_reading(self, lookup: Lookup) -> None:
+        """Begin to read the plan's blocks from disk that are not in memory, unless they are being read
+        already.
+        """
         to_read = set(lookup.plan.to_read)
-        awaited = lookup.awaited
+        being_read = lookup.awaited
         lookup.awaited = {}
         for key in lookup.missing_keys:
             if key not in to_read or key in lookup.fetched:
                 continue
-            if key in awaited:
-                lookup.awaited[key] = awaited[key]
+            if key in being_read:
+                lookup.awaited[key] = being_read[key]
             elif self.store is not None:
                 lookup.awaited[key] = self.store.read(key)
 
@@ -274,12 +287,14 @@ class PrefixCache:
         """
         if not all(snapshot.is_finite for snapshot in snapshots):
             return ()
-        blocks = [self._put(cursor, chain, snapshot, live=live) for snapshot in snapshots]
+        blocks = [
+            self._store_snapshot(cursor, chain, snapshot, live=live) for snapshot in snapshots
+        ]
         if live is not None:
             self._fill_gaps(cursor, live)
         return tuple([block.key for block in blocks if block is not None])
 
-    def _put(
+    def _store_snapshot(
         self,
         cursor: Cursor,
         chain: bytes | bytearray,
@@ -301,20 +316,22 @@ class PrefixCache:
             )
             if not fits:
                 return None
-            at = cursor.back_at(end)
-            return self._save(self.index.insert_checkpoint(at, snapshot), snapshot)
+            place = cursor.back_at(end)
+            return self._offer_to_store(self.index.insert_checkpoint(place, snapshot), snapshot)
         if not snapshot.start <= start < end:
             return None  # all of it is stored, or the tokens before it are not
         if snapshot.is_quantized and end % BLOCK_TOKENS:
             return None  # no sequence could continue there
-        packed = snapshot.cut(end - start, offset=start - snapshot.start)
-        mx.eval(packed.arrays)
-        tokens = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
+        payload = snapshot.cut(end - start, offset=start - snapshot.start)
+        mx.eval(payload.arrays)
+        packed = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
         # A live state counts as a holder of a block only if it has the block in the same form. It
         # will quantize its last block later, but an incomplete block is stored as native.
         is_held = live is not None and live.root.form_at(end) == live.root.form
         holder = live if is_held else None
-        return self._save(self.index.insert(cursor, tokens, packed, holder=holder), packed)
+        return self._offer_to_store(
+            self.index.insert(cursor, packed, payload, holder=holder), payload
+        )
 
     def _fill_gaps(self, cursor: Cursor, live: LiveChain) -> None:
         """Store missing or unreadable blocks before a cursor again, from a live chain that has
@@ -326,10 +343,12 @@ class PrefixCache:
                 continue  # stored as native, but this state has quantized the tokens since then
             payload = self.live.copy_of(live, key)
             if payload is not None:
-                self._save(self.index.fill(key, payload, holder=None), payload)
+                self._offer_to_store(self.index.fill(key, payload, holder=None), payload)
 
-    def _save(self, block: Block | None, payload: Snapshot) -> Block | None:
-        """Give a new block to the store. If copying it fails, it is offered again later."""
+    def _offer_to_store(self, block: Block | None, payload: Snapshot) -> Block | None:
+        """Give a new block to the store, if there is one. If copying it fails, it is offered again
+        later. Returns the block.
+        """
         if block is not None and self.store is not None:
             try:
                 stored = encoded(block, payload)
@@ -342,21 +361,25 @@ class PrefixCache:
     # -- forget
 
     def distrust(self, start: CachedStart, computed: Sequence[BlockKey]) -> None:
-        """Forget what a failed sequence has computed, and damaged state that it started from; see
-        `CachedStart`.
+        """Forget what a failed sequence has computed, and damaged state that it started from. If no
+        block is damaged, the blocks that it started from stay, as suspects (`CachedStart.blocks`).
+
+        computed: the keys of the blocks that the sequence has added to the cache.
         """
         self._forget(computed)
         if start.may_blame_live and start.live is not None:
             start.live.is_stale = True
         elif start.may_be_blamed and start.cursor is not None:
             root = start.cursor.root
-            first = next((key for key in start.blocks if not self._is_sound(key, root)), None)
-            if first is not None:
-                self._forget((first,))
+            damaged = next((key for key in start.blocks if not self._is_sound(key, root)), None)
+            if damaged is not None:
+                self._forget((damaged,))  # and all blocks after it
                 start.blocks = ()
 
     def blame(self, start: CachedStart) -> None:
-        """Forget the suspects of a sequence that has succeeded without them."""
+        """Forget the suspects of a sequence that has succeeded without them: the blocks with which it
+        has failed before.
+        """
         suspects = start.blocks
         start.blocks = ()
         self._forget(suspects)
@@ -399,33 +422,34 @@ class PrefixCache:
         self.live.drop_stale()
         self.index.evict_excess()
         now = time.perf_counter()
-        if self.store is None or now - self._tended_at < TEND_SECONDS:
+        if self.store is None or now - self._asked_store_at < TEND_SECONDS:
             return
-        self._tended_at = now
-        self._learn(self.store)
+        self._asked_store_at = now
+        self._learn_changes(self.store)
         if now - self._offered_at >= OFFER_AGAIN_SECONDS:
             self._offered_at = now
-            self._offer_again()
+            self._offer_unsaved()
 
-    def _learn(self, store: BlockStore) -> None:
+    def _learn_changes(self, store: BlockStore) -> None:
+        """Learn from the store which blocks it has saved or lost since the last call."""
         changes = store.changes()
         if changes.stored or changes.lost:
             self.index.disk_changed(stored=changes.stored, lost=changes.lost)
 
-    def _offer_rest(self, store: BlockStore) -> None:
+    def _offer_unsaved_at_shutdown(self, store: BlockStore) -> None:
         """At shutdown, offer the store the blocks that it refused before, and wait until it has
         written all, accepts no more, or the time is up.
         """
         ends_at = time.perf_counter() + CLOSING_SECONDS
-        left = math.inf
+        unsaved_before = math.inf
         while store.flush(max(0.0, ends_at - time.perf_counter())):
-            self._learn(store)
-            if not 0 < (unsaved := len(self.index.unsaved())) < left:
+            self._learn_changes(store)
+            if not 0 < (unsaved := len(self.index.unsaved())) < unsaved_before:
                 return
-            left = unsaved
-            self._offer_again()
+            unsaved_before = unsaved
+            self._offer_unsaved()
 
-    def _offer_again(self) -> None:
+    def _offer_unsaved(self) -> None:
         """Offer the store the blocks that it could not take because its queue or the disk was
         full.
         """
@@ -433,7 +457,7 @@ class PrefixCache:
             payload = self.payload(block.key)
             if payload is not None:
                 self.index.begin_saving(block)
-                self._save(block, payload)
+                self._offer_to_store(block, payload)
 
     def map(
         self, question: CacheMapQuestion, *, users: Callable[[], Sequence[CacheUser]]
@@ -468,7 +492,7 @@ class PrefixCache:
         if self.store is not None:
             try:
                 if saves_all:
-                    self._offer_rest(self.store)
+                    self._offer_unsaved_at_shutdown(self.store)
             finally:
                 self.store.close()
 
@@ -479,7 +503,7 @@ class PrefixCache:
         model, and all values are finite. Any thread.
         """
         block = stored.block
-        form = _form_of(stored, root)
+        form = _checked_form(stored, root)
         forms = self._payloads.forms(start=block.start, tokens=block.tokens, form=form)
         check_sizes(forms, stored.parts)
         check_values(forms, stored.parts)
@@ -487,7 +511,7 @@ class PrefixCache:
     def decoded(self, stored: StoredBlock, *, root: Root) -> Snapshot:
         """The payload of a stored block. Raises SnapshotMismatch if its bytes do not fit."""
         block = stored.block
-        form = _form_of(stored, root)
+        form = _checked_form(stored, root)
         return self._payloads.snapshot(
             stored.parts, start=block.start, tokens=block.tokens, form=form
         )
@@ -498,11 +522,12 @@ def encoded(block: Block, payload: Snapshot) -> StoredBlock:
     return StoredBlock(block=block, parts=to_bytes(payload), form=payload.form)
 
 
-def _limit(chain: bytes) -> int:
-    return len(chain) // TOKEN_BYTES - 1  # the last token is always prefilled
+def _most_reusable_tokens(chain: bytes) -> int:
+    # the last token is always prefilled, because the next one is sampled from its logits
+    return len(chain) // TOKEN_BYTES - 1
 
 
-def _form_of(stored: StoredBlock, root: Root) -> KVBits:
+def _checked_form(stored: StoredBlock, root: Root) -> KVBits:
     """The form of a stored block, which is that of its root's chains at its end. Raises
     SnapshotMismatch if its header states another one, or if its length is impossible.
     """

@@ -29,9 +29,9 @@ from holdfast.worker.prefix.tree import PrefixTree
 MOST_PARTS = 240
 # a block takes 2.4 microseconds (a core of a Xeon at 2.1 GHz), and requests wait until it is done
 MOST_BLOCKS = 20_000
-MOST_USERS = 256
-MOST_NAMES = 6
-KEPT_SECONDS = 1.0
+MOST_USERS = 256  # sessions whose chains are shown
+MOST_NAMES = 6  # of sessions, for one part
+KEPT_SECONDS = 1.0  # how long a map is sent again instead of a new one
 MOST_KEPT = 16
 
 _FORMS: tuple[KVBits, ...] = ("native", *BITS)
@@ -48,6 +48,8 @@ class CacheUser:
 
 @dataclass(slots=True, eq=False)
 class _Part:
+    """Blocks of a tree that follow each other without a fork, shown as one."""
+
     tree: int  # index of the tree
     parent: _Part | None
     start: int  # position of the first token
@@ -57,7 +59,7 @@ class _Part:
     live_tokens: int = 0
     ram_tokens: int = 0
     disk_tokens: int = 0
-    saved_tokens: int = 0  # on disk, too
+    saved_tokens: int = 0  # on disk, even if they are in memory as well
     below_tokens: int = 0  # in all parts that follow
     running: int = 0  # running requests that begin with it
     sessions: dict[str, None] = field(default_factory=dict)  # an ordered set
@@ -68,7 +70,8 @@ class _Part:
     def whole_tokens(self) -> int:
         return self.tokens + self.below_tokens
 
-    def and_before(self) -> Iterator[_Part]:
+    def with_ancestors(self) -> Iterator[_Part]:
+        """This part and all parts before it, the last first."""
         part: _Part | None = self
         while part is not None:
             yield part
@@ -76,7 +79,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _End:
+class _ChainEnd:
     """Where the chain of a session or of a running request ends."""
 
     rank: int  # by last use
@@ -86,7 +89,7 @@ class _End:
 
 
 @dataclass(frozen=True, slots=True)
-class _Owner:
+class _TreeOwner:
     """Whose tree a root is."""
 
     form: KVBits
@@ -111,32 +114,34 @@ def cache_map(
     tenants = [question.tenant]
     if question.sees_all:
         tenants += dict.fromkeys(user.tenant for user in recent if user.tenant != question.tenant)
-    owners = _owners(index, tenants, own=question.tenant, adapters=adapters)
+    owners = _tree_owners(index, tenants, own=question.tenant, adapters=adapters)
     roots = index.tree.root_nodes
     shown = [key for key in owners if key in roots]
     count = len(shown)
     if question.sees_all:
         count = len(roots)
         shown = list(dict.fromkeys((*shown, *islice(roots, MOST_BLOCKS))))
-    visit = _Visit(index, _ends(index.tree, recent, chains))
+    visit = _Visit(index, _chain_ends(index.tree, recent, chains))
     for tree, key in enumerate(shown):
         visit.begin(roots[key], tree)
     visit.visit_nodes()
-    parts = _largest(visit.parts)
-    for end, part in sorted(visit.found, key=lambda found: found[0].rank):
-        _note_user(end, part)
-    first: dict[int, list[_Part]] = {}
+    parts = _largest_parts(visit.parts)
+    for end, part in sorted(visit.ends_in_parts, key=lambda pair: pair[0].rank):
+        _count_user(end, part)
+    first_parts: dict[int, list[_Part]] = {}  # by tree
     for part in visit.parts:
         if part.parent is None:
-            first.setdefault(part.tree, []).append(part)
-    # those of the listed parts, then others
+            first_parts.setdefault(part.tree, []).append(part)
+    # the trees of the listed parts first, then others
     listed = list(dict.fromkeys((*(part.tree for part in parts), *range(len(shown)))))[:MOST_PARTS]
     places = {tree: place for place, tree in enumerate(listed)}
     return CacheMap(
         call_id=question.call_id,
-        trees=tuple(_tree(owners.get(shown[tree]), first.get(tree, ())) for tree in listed),
+        trees=tuple(
+            _cache_tree(owners.get(shown[tree]), first_parts.get(tree, ())) for tree in listed
+        ),
         hidden_trees=count - len(listed),
-        parts=tuple(_listed(part, tree=places[part.tree]) for part in parts),
+        parts=tuple(_cache_part(part, tree=places[part.tree]) for part in parts),
         blocks=visit.blocks,
         is_complete=visit.is_complete,
     )
@@ -150,67 +155,74 @@ class RecentMaps:
         self._kept: LruCache[tuple[str, bool], tuple[float, CacheMap]] = LruCache(MOST_KEPT)
 
     def answer(
-        self, question: CacheMapQuestion, make: Callable[[CacheMapQuestion], CacheMap]
+        self, question: CacheMapQuestion, make_map: Callable[[CacheMapQuestion], CacheMap]
     ) -> CacheMap:
         """The map that a question asks for: the last one, or a new one if that is too old."""
         key = (question.tenant, question.sees_all)
         now = self._clock()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= KEPT_SECONDS:
-            kept = (now, make(question))
+            kept = (now, make_map(question))
             self._kept.put(key, kept)
         return msgspec.structs.replace(kept[1], call_id=question.call_id)
 
 
-def _owners(
+def _tree_owners(
     index: PrefixIndex, tenants: Iterable[str], *, own: str, adapters: Mapping[str, str]
-) -> dict[BlockKey, _Owner]:
-    """Whose the trees of these tenants are, by root."""
+) -> dict[BlockKey, _TreeOwner]:
+    """Whose the trees of these tenants are, by root. own: the tenant that asks. adapters: the
+    fingerprints of the model's adapters, by name.
+    """
     owners = {}
     for tenant in tenants:
-        fingerprint, _, rest = tenant.partition("/")
+        # KV of an adapter is cached under the tenant name "fingerprint of the adapter/tenant"
+        fingerprint, _, inner_tenant = tenant.partition("/")
         adapter = next((name for name, mark in adapters.items() if mark == fingerprint), "")
         named = [(tenant, adapter, tenant == own)]
         if tenant == own:
             named += [(f"{mark}/{tenant}", name, True) for name, mark in adapters.items()]
-        elif adapter and rest == own:
+        elif adapter and inner_tenant == own:
             continue
         for name, of_adapter, is_own in named:
             for form in _FORMS:
-                owners[index.root(tenant=name, form=form).key] = _Owner(form, of_adapter, is_own)
+                owners[index.root(tenant=name, form=form).key] = _TreeOwner(
+                    form, of_adapter, is_own
+                )
     return owners
 
 
-def _ends(
+def _chain_ends(
     tree: PrefixTree, users: Sequence[CacheUser], chains: Iterable[LiveChain]
-) -> dict[BlockKey, list[_End]]:
-    """The ends of all chains that are in use, by the node in which they end."""
-    ends: dict[BlockKey, list[_End]] = {}
+) -> dict[BlockKey, list[_ChainEnd]]:
+    """The ends of all chains that are in use, by the key of the node in which they end."""
+    ends: dict[BlockKey, list[_ChainEnd]] = {}
     for rank, user in enumerate(users):
         for branch in user.branches:
             # all blocks before a known one are known as well
             last = next((each for each in reversed(branch.blocks) if tree.has_node(each.key)), None)
             if last is not None:
                 cut = last.end - tree.node(last.key).start
-                ends.setdefault(last.key, []).append(_End(rank, user.session_id, False, cut))
+                ends.setdefault(last.key, []).append(_ChainEnd(rank, user.session_id, False, cut))
     for chain in chains:
         node = chain.cursor.node
         if node is not None and tree.has_node(node.key):
-            end = _End(-chain.used, chain.session_id, not chain.is_parked, chain.cursor.cut)
+            end = _ChainEnd(-chain.used, chain.session_id, not chain.is_parked, chain.cursor.cut)
             ends.setdefault(node.key, []).append(end)
     return ends
 
 
 class _Visit:
-    """Visits the tree breadth first, so that the beginnings of prompts come first."""
+    """Visits the tree breadth first, so that the beginnings of prompts come first. A node's own tokens
+    are those that no other node has; other nodes may follow any of them.
+    """
 
-    def __init__(self, index: PrefixIndex, ends: Mapping[BlockKey, Sequence[_End]]) -> None:
+    def __init__(self, index: PrefixIndex, ends: Mapping[BlockKey, Sequence[_ChainEnd]]) -> None:
         self._index = index
         self._ends = ends
         # node, own tokens to skip, part before it, index of the tree
         self._pending: deque[tuple[Node, int, _Part | None, int]] = deque()
         self.parts: list[_Part] = []
-        self.found: list[tuple[_End, _Part]] = []  # ends of chains, with their parts
+        self.ends_in_parts: list[tuple[_ChainEnd, _Part]] = []  # ends of chains, with their parts
         self.blocks = 0  # counted so far
 
     @property
@@ -239,7 +251,7 @@ class _Visit:
         """Extend a part to the next fork; returns what follows it."""
         while self.blocks < MOST_BLOCKS:
             end = min((fork for fork in node.branches if fork > cut), default=node.tokens)
-            self._count(part, node, cut, end)
+            self._count_tokens(part, node, cut, end)
             children = list(node.branches.get(end, {}).values())
             if end < node.tokens:
                 return [(node, end), *((child, 0) for child in children)]
@@ -249,8 +261,8 @@ class _Visit:
             cut = 0
         return []
 
-    def _count(self, part: _Part, node: Node, cut: int, end: int) -> None:
-        """Count own tokens `cut` to `end` of a node."""
+    def _count_tokens(self, part: _Part, node: Node, cut: int, end: int) -> None:
+        """Count own tokens `cut` to `end` of a node in a part: where they are, and who uses them."""
         index, tokens = self._index, end - cut
         if cut == 0:
             part.blocks += 1
@@ -271,10 +283,10 @@ class _Visit:
             part.saved_tokens += tokens
         for each in self._ends.get(node.key, ()):
             if cut < each.cut <= end:
-                self.found.append((each, part))
+                self.ends_in_parts.append((each, part))
 
 
-def _largest(parts: Iterable[_Part]) -> list[_Part]:
+def _largest_parts(parts: Iterable[_Part]) -> list[_Part]:
     """The parts to list, each after its parent: those that most tokens begin with."""
     heap = [
         (-part.whole_tokens, place, part) for place, part in enumerate(parts) if not part.parent
@@ -292,27 +304,28 @@ def _largest(parts: Iterable[_Part]) -> list[_Part]:
     return listed
 
 
-def _note_user(end: _End, part: _Part) -> None:
-    for each in part.and_before():
+def _count_user(end: _ChainEnd, part: _Part) -> None:
+    """Count the user of a chain that ends in a part in this part and in all parts before it."""
+    for each in part.with_ancestors():
         each.running += end.is_running
         if end.session_id:
             each.sessions.setdefault(end.session_id)
 
 
-def _tree(owner: _Owner | None, first: Sequence[_Part]) -> CacheTree:
-    """Summarize one tree. first: its root parts, which start at token 0."""
-    hidden = [part for part in first if part.place is None]
+def _cache_tree(owner: _TreeOwner | None, first_parts: Sequence[_Part]) -> CacheTree:
+    """Summarize one tree. first_parts: those that start at token 0."""
+    hidden = [part for part in first_parts if part.place is None]
     return CacheTree(
         is_own=owner is not None and owner.is_own,
         kv_bits=None if owner is None else owner.form,
         adapter="" if owner is None else owner.adapter,
-        tokens=sum(part.whole_tokens for part in first),
+        tokens=sum(part.whole_tokens for part in first_parts),
         hidden_parts=len(hidden),
         hidden_tokens=sum(part.whole_tokens for part in hidden),
     )
 
 
-def _listed(part: _Part, *, tree: int) -> CachePart:
+def _cache_part(part: _Part, *, tree: int) -> CachePart:
     """tree: its place among the trees that are listed."""
     hidden = [child for child in part.children if child.place is None]
     return CachePart(

@@ -73,12 +73,12 @@ class Branch(
         """Whether this chain begins with all blocks of another chain."""
         if not other.blocks:
             return True
-        *whole, last = other.blocks
-        count = len(whole)
-        if len(self.blocks) <= count or self.blocks[:count] != tuple(whole):
+        *first_blocks, last = other.blocks
+        count = len(first_blocks)
+        if len(self.blocks) <= count or self.blocks[:count] != tuple(first_blocks):
             return False
-        mine = self.blocks[count]
-        return mine.key == last.key and mine.tokens >= last.tokens
+        own_block = self.blocks[count]
+        return own_block.key == last.key and own_block.tokens >= last.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +179,13 @@ class Node:
         for cut, branches in self.branches.items():
             assert branches, "a cut without branches"
             assert 0 < cut <= self.tokens or self.parent is None, "a branch outside its parent"
-            for first, child in branches.items():
-                assert child.packed[:TOKEN_BYTES] == first, "a branch under another token"
+            for first_token, child in branches.items():
+                assert child.packed[:TOKEN_BYTES] == first_token, "a branch under another token"
                 assert child.parent is self, "a branch with another parent"
                 assert child.parent_cut == cut, "a branch at another cut"
                 assert child.start == self.start + cut, "a gap in a chain"
-                own = self.packed[cut * TOKEN_BYTES : (cut + 1) * TOKEN_BYTES]
-                assert first != own, "a token in two nodes"
+                own_token = self.packed[cut * TOKEN_BYTES : (cut + 1) * TOKEN_BYTES]
+                assert first_token != own_token, "a token in two nodes"
         assert all(0 < cut <= self.tokens for cut in self.states), "a state outside its block"
 
 
@@ -200,12 +200,13 @@ def follow(
     path: list[tuple[Node, int]] = []
     end = len(packed) if end is None else end
     while True:
-        rest = node.packed[cut * TOKEN_BYTES :] if cut else node.packed
-        used = len(rest)
-        if not packed.startswith(rest, at, end):
-            used = common_tokens(rest, packed[at : min(at + used, end)]) * TOKEN_BYTES
-        at += used
-        cut += used // TOKEN_BYTES
+        node_packed = node.packed[cut * TOKEN_BYTES :] if cut else node.packed
+        matching_bytes = len(node_packed)
+        if not packed.startswith(node_packed, at, end):
+            window = packed[at : min(at + matching_bytes, end)]
+            matching_bytes = common_tokens(node_packed, window) * TOKEN_BYTES
+        at += matching_bytes
+        cut += matching_bytes // TOKEN_BYTES
         path.append((node, cut))
         if at == end:
             return path

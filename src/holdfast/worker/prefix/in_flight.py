@@ -35,7 +35,7 @@ class _Reader:
     boundaries: tuple[int, ...] | None  # ascending; None: can resume anywhere
     progress: int = 0  # tokens stored so far
 
-    def shared(self, packed: bytes) -> int:
+    def shared_tokens(self, packed: bytes) -> int:
         """How many of the first tokens of `packed` can be reused when the reader has finished."""
         tokens = common_tokens(self.packed, packed)
         if self.boundaries is None:
@@ -68,20 +68,20 @@ class InFlightPrefills:
         packed: bytes,
         *,
         tenant: str = "",
-        have: int = 0,
+        stored_tokens: int = 0,
         boundaries: Sequence[int] | None = None,
     ) -> None:
         """Register a sequence, which no longer waits, as a reader that prefills these packed tokens
-        after the first `have`.
+        after the first `stored_tokens`.
 
         boundaries: the positions at which it will store states, if the model can resume only there.
         """
         assert request_id not in self._readers, "a request is announced twice"
         self._waiting.pop(request_id, None)
-        at = None if boundaries is None else tuple(sorted(boundaries))
-        self._readers[request_id] = _Reader(tenant, packed, at, have)
+        ascending = None if boundaries is None else tuple(sorted(boundaries))
+        self._readers[request_id] = _Reader(tenant, packed, ascending, stored_tokens)
 
-    def progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
+    def record_progress(self, request_id: RequestId, tokens: int) -> tuple[RequestId, ...]:
         """Record that the first `tokens` tokens of a request that prefills are stored.
 
         Returns the requests that need not wait any longer. An unknown request id is ignored.
@@ -90,11 +90,11 @@ class InFlightPrefills:
         if reader is None:
             return ()
         reader.progress = max(reader.progress, tokens)
-        return self._free(
+        return self._end_waits(
             [
-                who
-                for who, ahead in self._waiting.items()
-                if ahead.request_id == request_id and ahead.tokens <= tokens
+                waiting_id
+                for waiting_id, prefill in self._waiting.items()
+                if prefill.request_id == request_id and prefill.tokens <= tokens
             ]
         )
 
@@ -107,56 +107,61 @@ class InFlightPrefills:
         self._waiting.pop(request_id, None)
         if self._readers.pop(request_id, None) is None:
             return ()
-        return self._free(
-            [who for who, ahead in self._waiting.items() if ahead.request_id == request_id]
+        return self._end_waits(
+            [
+                waiting_id
+                for waiting_id, prefill in self._waiting.items()
+                if prefill.request_id == request_id
+            ]
         )
 
     def ahead_of(
-        self, packed: bytes, have: int, *, tenant: str = "", limit: int | None = None
+        self, packed: bytes, stored_tokens: int, *, tenant: str = "", limit: int | None = None
     ) -> InFlightPrefill | None:
         """The reader that will store the most of the tokens `packed` of a request; None if no
         reader is useful.
 
-        A useful reader will store more than the `have` tokens that the request finds in the cache,
-        and its progress is at least `have`. Of equally useful readers, the one with the most
+        A useful reader will store more than the `stored_tokens` tokens that the request finds in the cache,
+        and its progress is at least `stored_tokens`. Of equally useful readers, the one with the most
         progress is returned. limit: how many of its tokens the request can reuse at most; usually
         all except the last one.
         """
         if limit is not None:
             packed = packed[: max(0, limit) * TOKEN_BYTES]
-        best: tuple[int, int, RequestId] | None = None
+        best: tuple[int, int, RequestId] | None = None  # tokens it will store, progress, id
         for request_id, reader in self._readers.items():
-            if reader.tenant != tenant or reader.progress < have:
+            if reader.tenant != tenant or reader.progress < stored_tokens:
                 continue
-            tokens = reader.shared(packed)
+            tokens = reader.shared_tokens(packed)
             # tokens that the reader has stored but the asking request does not find were evicted
-            is_coming = tokens > max(have, reader.progress)
+            is_coming = tokens > max(stored_tokens, reader.progress)
             if is_coming and (best is None or (tokens, reader.progress) > best[:2]):
                 best = (tokens, reader.progress, request_id)
         return None if best is None else InFlightPrefill(best[2], best[0])
 
-    def wait(self, request_id: RequestId, ahead: InFlightPrefill) -> None:
+    def wait(self, request_id: RequestId, prefill: InFlightPrefill) -> None:
         """Let a request wait for the reader that `ahead_of` has just returned."""
         assert request_id not in self._readers, "a reader waits"
-        assert ahead.request_id in self._readers, "the reader does not exist"
-        assert self._readers[ahead.request_id].progress < ahead.tokens, (
+        assert prefill.request_id in self._readers, "the reader does not exist"
+        assert self._readers[prefill.request_id].progress < prefill.tokens, (
             "the awaited tokens are stored already"
         )
-        self._waiting[request_id] = ahead
+        self._waiting[request_id] = prefill
         self._waits += 1
 
-    def _free(self, waiting: list[RequestId]) -> tuple[RequestId, ...]:
-        for request_id in waiting:
+    def _end_waits(self, request_ids: list[RequestId]) -> tuple[RequestId, ...]:
+        """Let these requests wait no longer; returns them."""
+        for request_id in request_ids:
             del self._waiting[request_id]
-        return tuple(waiting)
+        return tuple(request_ids)
 
     def check_invariants(self) -> None:
         """Assert that every waiting request waits for a reader and for tokens that are not stored
         yet.
         """
         assert not self._readers.keys() & self._waiting.keys(), "a request prefills and waits"
-        for ahead in self._waiting.values():
-            assert ahead.request_id in self._readers, "a request waits for no reader"
-            assert self._readers[ahead.request_id].progress < ahead.tokens, (
+        for prefill in self._waiting.values():
+            assert prefill.request_id in self._readers, "a request waits for no reader"
+            assert self._readers[prefill.request_id].progress < prefill.tokens, (
                 "a request waits for stored tokens"
             )

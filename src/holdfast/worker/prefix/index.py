@@ -3,6 +3,10 @@ of eviction.
 
 Device thread only; no MLX.
 
+A *live chain* is a sequence whose KV is in its own buffers, because it runs or is kept after its end.
+It *holds* the blocks whose tokens are all in these buffers. A *state* is a checkpoint of window and
+recurrent layers.
+
 The index combines the tree (tokens), the RAM tier (payloads), and the disk (keys only). A block that
 leaves RAM stays in the tree if the disk has it or a live chain holds its tokens; otherwise it is
 lost. A block that a live chain holds has a payload in RAM only while that payload is being saved.
@@ -86,7 +90,7 @@ class PrefixIndex:
         Call it again to see what other processes have stored. Blocks are not counted if other
         blocks contain all of their tokens; blocks whose parent is unknown cannot be added.
         """
-        placed = 0
+        added_blocks = 0
         for entry in () if self._store is None else sorted(self._store.entries(), key=by_place):
             key = entry.block.key
             try:
@@ -101,14 +105,15 @@ class PrefixIndex:
                 self._disk.found(key)
                 self._missing.discard(key)
                 self._pins.sync(key)
-                placed += 1
-            elif not self._is_somewhere(key):
+                added_blocks += 1
+            elif not self._is_in_a_tier(key):
                 self._missing.add(key)
         for key in tuple(self._missing):
-            self._drop_needless(key)
-        return placed
+            self._drop_unneeded_missing(key)
+        return added_blocks
 
-    def _is_somewhere(self, key: BlockKey) -> bool:
+    def _is_in_a_tier(self, key: BlockKey) -> bool:
+        """Whether RAM, the disk or a live chain has the payload of a key."""
         return key in self._ram or key in self._disk or key in self._holders
 
     # -- reuse
@@ -164,7 +169,7 @@ class PrefixIndex:
         if not self._tree.has_node(key) or key in self._ram or key in self._holders:
             return key in self._ram
         is_in_ram = self._store_in_ram(key, payload)
-        self._drop_needless(key)
+        self._drop_unneeded_missing(key)
         return is_in_ram
 
     def is_missing(self, key: BlockKey) -> bool:
@@ -211,9 +216,9 @@ class PrefixIndex:
         """Add a state at a cursor that was just advanced. Returns the same as `insert`; also None
         if there already is a state at this position.
         """
-        known = self._tree.checkpoint_at(cursor)
-        if known is not None:
-            self.restored(known, payload)
+        stored_key = self._tree.checkpoint_at(cursor)
+        if stored_key is not None:
+            self.restored(stored_key, payload)
             return None
         return self._add(cursor, "state", b"", payload) if cursor.position else None
 
@@ -246,7 +251,7 @@ class PrefixIndex:
         )
         self._tree.append(cursor, block).nbytes = payload.nbytes
         if has_room:
-            self._put(key, payload)
+            self._put_in_ram(key, payload)
         if self._store is not None:
             self.begin_saving(block)
         if holder is not None:
@@ -260,7 +265,7 @@ class PrefixIndex:
         The caller may fill each one before it takes the next: a missing block is not yielded if
         that has removed it, because everything after it was evicted.
         """
-        found: list[BlockKey] = []
+        keys: list[BlockKey] = []
         if self._missing or self._suspects:
             node = cursor.node
             cut = cursor.cut
@@ -268,10 +273,10 @@ class PrefixIndex:
                 # if the chain leaves a block before its end, it continues with other tokens
                 is_whole = cut == node.tokens
                 if is_whole and (node.key in self._missing or node.key in self._suspects):
-                    found.append(node.key)
+                    keys.append(node.key)
                 cut = node.parent_cut
                 node = node.parent
-        for key in reversed(found):
+        for key in reversed(keys):
             if key in self._missing or key in self._suspects:
                 yield key
 
@@ -288,7 +293,7 @@ class PrefixIndex:
             self.begin_saving(block)
         if holder is not None:
             self.begin_holding(holder, (key,))
-        if self._is_somewhere(key):
+        if self._is_in_a_tier(key):
             self._missing.discard(key)
         return block
 
@@ -299,20 +304,21 @@ class PrefixIndex:
 
     def _store_in_ram(self, key: BlockKey, payload: Payload) -> bool:
         """Put a payload into RAM if there is room."""
-        before = self._tree.parent_of(key) or key
-        has_room = self._make_room(payload.nbytes, before=before, keep=key)
+        parent = self._tree.parent_of(key) or key
+        has_room = self._make_room(payload.nbytes, before=parent, keep=key)
         if has_room:
-            self._put(key, payload)
+            self._put_in_ram(key, payload)
         return has_room
 
-    def _put(self, key: BlockKey, payload: Payload) -> None:
+    def _put_in_ram(self, key: BlockKey, payload: Payload) -> None:
+        """Put a payload into RAM, which must have room for it."""
         self._ram.put(key, payload, parent=self._tree.parent_of(key))
         self._missing.discard(key)
         self._pins.sync(key)
 
     # -- live chains
 
-    def whole(self, blocks: Iterable[ChainBlock]) -> list[BlockKey]:
+    def whole_blocks(self, blocks: Iterable[ChainBlock]) -> list[BlockKey]:
         """Those of a chain's blocks that are stored and are contained completely in the chain."""
         return [
             block.key
@@ -321,6 +327,7 @@ class PrefixIndex:
         ]
 
     def _is_whole(self, block: ChainBlock) -> bool:
+        """Whether a chain contains all tokens of this stored block, not only the first ones."""
         _, tokens = self._tree.run_of(block.key)
         return block.tokens == tokens
 
@@ -370,7 +377,7 @@ class PrefixIndex:
         for key, payload in copies.items():
             if payload is not None and self._tree.has_node(key):
                 self._store_in_ram(key, payload)
-        gone: list[BlockKey] = []
+        lost_keys: list[BlockKey] = []
         for key in tuple(keys):
             chain.keys.discard(key)
             holders = self._holders.get(key, set())
@@ -378,8 +385,8 @@ class PrefixIndex:
             if holders or self._holders.pop(key, None) is None:
                 continue
             if key not in self._ram and key not in self._disk:
-                gone += self._vanish(key, CacheOutcome.EVICTED)
-        return tuple(gone)
+                lost_keys += self._lose_key(key, CacheOutcome.EVICTED)
+        return tuple(lost_keys)
 
     # -- sessions
 
@@ -426,22 +433,26 @@ class PrefixIndex:
 
         Returns the removed keys.
         """
-        last: BlockKey | None = None
-        known = [block for block in branch.blocks if self._tree.has_node(block.key)]
-        for block in reversed(known):
+        first_to_remove: BlockKey | None = None  # found so far, from the end back
+        stored = [block for block in branch.blocks if self._tree.has_node(block.key)]
+        for block in reversed(stored):
             node = self._tree.node(block.key)
-            is_whole = last is not None or self._is_whole(block)
-            children = {child.key for child in node.children()} - {last}
-            own = (node, *node.states.values(), *node.covered)
-            if not is_whole or children or any(each.key in needed for each in own):
+            is_whole = first_to_remove is not None or self._is_whole(block)
+            children = {child.key for child in node.children()} - {first_to_remove}
+            with_states = (node, *node.states.values(), *node.covered)
+            if not is_whole or children or any(each.key in needed for each in with_states):
                 break
-            last = block.key
+            first_to_remove = block.key
         if self._store is not None:
             # files of blocks whose parents are unknown; no tree contains them
             self._store.remove(
                 [key for key in branch.keys if key not in self._tree and key not in needed]
             )
-        return () if last is None else self.forget((last,), cause=CacheOutcome.FORGOTTEN)
+        return (
+            ()
+            if first_to_remove is None
+            else self.forget((first_to_remove,), cause=CacheOutcome.FORGOTTEN)
+        )
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
         """Pin keys, each at most once: they stay in RAM until the disk has them. The caller must
@@ -467,7 +478,7 @@ class PrefixIndex:
         return tuple(map(self._tree.block_of, self._disk.unsaved))
 
     def begin_saving(self, block: Block) -> None:
-        """Record that a block is given to the store."""
+        """Record that a block is given to the store. It stays in RAM until that has saved it."""
         # Evicting the block would free no memory: the store's queue has the same buffers.
         self._ram.hold_keys((block.key,))
         self._disk.begin_saving(block.key)
@@ -487,7 +498,7 @@ class PrefixIndex:
                 self._ram.release_keys((key,))
                 if key in self._holders and key in self._ram:
                     self._ram.drop(key)
-        gone: list[BlockKey] = []
+        lost_keys: list[BlockKey] = []
         for key in lost:
             was_saving = self._disk.is_saving(key)
             is_lost = self._disk.lost(key)
@@ -496,17 +507,17 @@ class PrefixIndex:
             if was_saving:
                 self._ram.release_keys((key,))
             if is_lost and key not in self._ram and key not in self._holders:
-                gone += self._vanish(key, CacheOutcome.EVICTED)
+                lost_keys += self._lose_key(key, CacheOutcome.EVICTED)
         for key in (*stored, *lost):
             self._pins.sync(key)
-        return tuple(gone)
+        return tuple(lost_keys)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
         """Record that the files of these keys are damaged or gone; the store reports each loss
         once. Copies in memory stay and are saved again. Keys without another copy are lost, and
         returned.
         """
-        gone: list[BlockKey] = []
+        lost_keys: list[BlockKey] = []
         for key in keys:
             if self._store is None or key not in self._disk:
                 continue
@@ -515,22 +526,22 @@ class PrefixIndex:
                 if self._disk.is_saving(key):
                     self._ram.release_keys((key,))
                 self._disk.forget(key)
-                gone += self._vanish(key, CacheOutcome.UNREADABLE)
+                lost_keys += self._lose_key(key, CacheOutcome.UNREADABLE)
             elif not self._disk.is_saving(key):
                 self._disk.forget_copy(key)
             self._pins.sync(key)
-        return tuple(gone)
+        return tuple(lost_keys)
 
     # -- remove
 
     def forget(self, keys: Iterable[BlockKey], *, cause: CacheOutcome) -> tuple[BlockKey, ...]:
         """Remove keys from all tiers, with all keys after them; returns the removed keys."""
-        gone: list[BlockKey] = []
+        removed: list[BlockKey] = []
         for key in keys:
             if self._tree.has_node(key):
-                gone += self._remove_subtree(key, cause)
-        self._forgotten.update(gone)
-        return tuple(gone)
+                removed += self._remove_subtree(key, cause)
+        self._forgotten.update(removed)
+        return tuple(removed)
 
     def take_forgotten(self) -> set[BlockKey]:
         """The keys that `forget` has removed since the last call."""
@@ -544,7 +555,7 @@ class PrefixIndex:
 
         A block that only RAM has is not evicted for a key that depends on it. keep: stays in the
         tree even if it is missing and all keys after it are evicted; the caller gives it a payload
-        or a key that follows it, or calls `_drop_needless`.
+        or a key that follows it, or calls `_drop_unneeded_missing`.
         """
         if self._ram.fits(nbytes):
             return True
@@ -561,20 +572,22 @@ class PrefixIndex:
         return False
 
     def _is_only_in_ram(self, key: BlockKey) -> bool:
+        """Whether a key that is in RAM would be lost if it was evicted."""
         return key not in self._disk and key not in self._holders
 
     def _evict(self, key: BlockKey, *, keep: BlockKey | None = None) -> None:
+        """Drop a payload from RAM to make room. keep: as in `_drop_unneeded_missing`."""
         is_lost = self._is_only_in_ram(key)
         self._ram.evict(key)
         if is_lost:
-            self._vanish(key, CacheOutcome.EVICTED, keep=keep)
+            self._lose_key(key, CacheOutcome.EVICTED, keep=keep)
 
-    def _vanish(
+    def _lose_key(
         self, key: BlockKey, cause: CacheOutcome, *, keep: BlockKey | None = None
     ) -> tuple[BlockKey, ...]:
         """Record that no tier has a key any longer. The key is marked as missing if the disk has
         keys after it; otherwise it is removed, with all keys after it. Returns the lost keys.
-        keep: as in `_drop_needless`.
+        keep: as in `_drop_unneeded_missing`.
         """
         if not any(each in self._disk for each in self._tree.subtree(key) if each != key):
             return self._remove_subtree(key, cause, keep=keep)
@@ -584,25 +597,25 @@ class PrefixIndex:
         self._missing.add(key)
         return (key,)
 
-    def _drop_needless(self, key: BlockKey | None, *, keep: BlockKey | None = None) -> None:
+    def _drop_unneeded_missing(self, key: BlockKey | None, *, keep: BlockKey | None = None) -> None:
         """Remove a missing key that no key follows, then any such key before it, back to `keep`."""
         while key is not None and key != keep and key in self._missing:
             node = self._tree.node(key)
             if node.branches or node.states:
                 return
-            before = self._tree.parent_of(key)
+            parent = self._tree.parent_of(key)
             self._tree.remove(key)
             self._missing.discard(key)
-            key = before
+            key = parent
 
     def _remove_subtree(
         self, key: BlockKey, cause: CacheOutcome, *, keep: BlockKey | None = None
     ) -> tuple[BlockKey, ...]:
-        """Remove a key from all tiers, with all keys after it. keep: as in `_drop_needless`."""
-        before = self._tree.parent_of(key)
-        gone = self._tree.subtree(key)
-        to_remove: list[BlockKey] = []
-        for each in gone:
+        """Remove a key from all tiers, with all keys after it. keep: as in `_drop_unneeded_missing`."""
+        parent = self._tree.parent_of(key)
+        removed = self._tree.subtree(key)
+        on_disk: list[BlockKey] = []
+        for each in removed:
             if self._tree.has_node(each):
                 self._record_loss(each, cause)
             self._tree.remove(each)
@@ -616,14 +629,15 @@ class PrefixIndex:
             if self._disk.is_saving(each):
                 self._ram.release_keys((each,))
             if self._disk.forget(each):
-                to_remove.append(each)
+                on_disk.append(each)
             self._pins.sync(each)
-        if self._store is not None and to_remove:
-            self._store.remove(to_remove)
-        self._drop_needless(before, keep=keep)
-        return gone
+        if self._store is not None and on_disk:
+            self._store.remove(on_disk)
+        self._drop_unneeded_missing(parent, keep=keep)
+        return removed
 
     def _record_loss(self, key: BlockKey, cause: CacheOutcome) -> None:
+        """Remember why a key was lost, to explain later cache misses."""
         node = self._tree.node(key)
         if node.is_state:
             self._history.record_state(node, cause=cause)
@@ -649,11 +663,11 @@ class PrefixIndex:
         self._ram.check_invariants()
         self._pins.check_invariants()
         in_tree = {key for key in self._tree if self._tree.has_node(key)}
-        somewhere = self._disk.keys() | self._ram.keys() | self._holders.keys()
-        assert somewhere | self._missing == in_tree, (
+        in_tiers = self._disk.keys() | self._ram.keys() | self._holders.keys()
+        assert in_tiers | self._missing == in_tree, (
             "the tree and the tiers (RAM, disk, live chains) have different keys"
         )
-        assert not somewhere & self._missing, "a tier has a missing key"
+        assert not in_tiers & self._missing, "a tier has a missing key"
         assert self._suspects <= self._disk.keys(), "a suspect key is not on disk"
         for key in self._missing:
             node = self._tree.node(key)

@@ -2,6 +2,10 @@
 
 Device thread only. A sequence takes a state over (it is moved), shares its frozen buffers, or
 copies it. When a state is dropped, the tokens that only this state has are copied into blocks.
+
+A sequence that has ended is *parked*: its state is kept until its memory is needed. *Frozen* buffers
+are never written to again, so several states can share them. To *rewind* a state is to drop its last
+tokens; window and recurrent layers can do this only within narrow limits.
 """
 
 from __future__ import annotations
@@ -76,15 +80,15 @@ class LiveChains:
         with the fewest further tokens.
         """
         best = None
-        most = (0, False, 0)
+        best_rank = (0, False, 0)
         for chain in self._chains:
-            if chain.root == root and (own := chain.tokens):
-                shared = min(own, common_tokens(chain.chain, packed))
-                rank = (shared, chain.is_parked, shared - own)
-                if shared and (best is None or rank > most):
+            if chain.root == root and (chain_tokens := chain.tokens):
+                shared = min(chain_tokens, common_tokens(chain.chain, packed))
+                rank = (shared, chain.is_parked, shared - chain_tokens)
+                if shared and (best is None or rank > best_rank):
                     best = chain
-                    most = rank
-        return best, most[0]
+                    best_rank = rank
+        return best, best_rank[0]
 
 
 class ParkedBytes:
@@ -97,8 +101,8 @@ class ParkedBytes:
     def __init__(self) -> None:
         # for each parked chain, the version of its frozen arrays, and the ids of all its arrays
         self._counted: dict[LiveChain, tuple[tuple[int, ...], Collection[int]]] = {}
-        self._holders: Counter[int] = Counter()  # by the `id` of an array
-        self._nbytes: dict[int, int] = {}
+        self._holders: Counter[int] = Counter()  # how many chains have an array, by its `id`
+        self._nbytes: dict[int, int] = {}  # by the `id` of an array
         self._total = 0
 
     def update(self, parked: Sequence[LiveChain]) -> None:
@@ -160,7 +164,7 @@ class LiveTier:
         )
         if claim is not None:
             claim.chain.claims.append(claim)
-            claim.use = self._use_of(claim, may_move=lookup.may_move)
+            claim.use = self._choose_use(claim, may_move=lookup.may_move)
         return claim
 
     def resumable_tokens(
@@ -187,19 +191,21 @@ class LiveTier:
         chain, tokens = self._chains.longest(packed[:limit], root=root)
         if chain is None or chain.state is None:
             return None
-        moved = [claim.tokens for claim in chain.claims if claim.use == "moved"]
-        tokens = min([tokens, *moved])  # a state that will be moved will lose all later tokens
+        moved_tokens = [claim.tokens for claim in chain.claims if claim.use == "moved"]
+        tokens = min([tokens, *moved_tokens])  # a state that will be moved loses all later tokens
         state = chain.state
-        stays = chain.is_parked and not moved  # until this sequence starts
-        usable_prefix = state.resumable_prefix if stays else state.lasting_prefix
+        stays_parked = chain.is_parked and not moved_tokens  # until this sequence starts
+        # the state of a running sequence grows: only some prefixes stay usable then
+        usable_prefix = state.resumable_prefix if stays_parked else state.lasting_prefix
         tokens = usable_prefix(tokens)
         needs_end_state = not self._model_form.resumes_anywhere
         if needs_end_state:
             may_take_over = may_move and chain.is_parked and not chain.claims
             if not (may_take_over and state.can_rewind(tokens)):
                 needs_end_state = False
-                most = tokens_in_blocks if self._model_form.block else 0  # without KV layers, none
-                tokens = usable_prefix(min(tokens, most))
+                # a model without KV layers has no blocks
+                most_tokens = tokens_in_blocks if self._model_form.block else 0
+                tokens = usable_prefix(min(tokens, most_tokens))
         if tokens == 0 or (needs_end_state and tokens < tokens_in_blocks):
             return None
         return LiveClaim(chain=chain, tokens=tokens, needs_end_state=needs_end_state)
@@ -213,10 +219,10 @@ class LiveTier:
         """If a lookup found only blocks, and another sequence with the same tokens has become live
         since, let the lookup share that sequence's buffers.
         """
-        wanted = lookup.plan.tokens
-        if lookup.base is not None or lookup.in_blocks_only or wanted < LEAST_SHARED_TOKENS:
+        planned_tokens = lookup.plan.tokens
+        if lookup.base is not None or lookup.in_blocks_only or planned_tokens < LEAST_SHARED_TOKENS:
             return
-        packed = lookup.chain[: wanted * TOKEN_BYTES]
+        packed = lookup.chain[: planned_tokens * TOKEN_BYTES]
         chain, tokens = self._chains.longest(packed, root=lookup.root)
         if chain is None or chain.state is None or tokens < LEAST_SHARED_TOKENS:
             return
@@ -235,14 +241,14 @@ class LiveTier:
         chain = claim.chain
         tokens = claim.tokens
         assert chain.state is not None, "a claimed live chain is gone"
-        claim.use = self._use_of(claim, may_move=lookup.may_move)
+        claim.use = self._choose_use(claim, may_move=lookup.may_move)
         if claim.use == "moved":
-            beyond = [key for key in chain.keys if sum(self._index.run_of(key)) > tokens]
-            self._let_go(chain, beyond)
+            later_keys = [key for key in chain.keys if sum(self._index.run_of(key)) > tokens]
+            self._release_blocks(chain, later_keys)
         self._chains.touch(chain)
         return LiveBase(state=chain.state, tokens=tokens, use=claim.use)
 
-    def _use_of(self, claim: LiveClaim, *, may_move: bool) -> BaseUse:
+    def _choose_use(self, claim: LiveClaim, *, may_move: bool) -> BaseUse:
         """Decide how a claimed state is used. A parked state is moved if no other claim needs it
         and few of its tokens are lost.
 
@@ -262,8 +268,8 @@ class LiveTier:
                 for other in chain.claims
                 if other is not claim
             )
-            lost = chain.state.tokens - tokens
-            is_little = lost <= max(BLOCK_TOKENS, tokens // MOST_LOST_SHARE)
+            lost_tokens = chain.state.tokens - tokens
+            is_little = lost_tokens <= max(BLOCK_TOKENS, tokens // MOST_LOST_SHARE)
             continues = tokens >= chain.prompt_tokens - CUE_TOKENS or not can_share
             if is_free and is_little and continues:
                 return "moved"
@@ -272,7 +278,8 @@ class LiveTier:
     def begin(self, lookup: Lookup | None, live: LiveChain, state: LiveState) -> LiveChain:
         """Make the chain of a sequence live when the sequence is opened.
 
-        Returns `live`, or the parked chain that the sequence took over. lookup: the prefix that the
+        live: the record of the new sequence. Returns it, or the record of the parked state that the
+        sequence took over. lookup: the prefix that the
         sequence started from; None if it had none.
         """
         self._held_memory = None
@@ -304,7 +311,7 @@ class LiveTier:
         root = lookup.root
         return [
             key
-            for key in self._index.whole(lookup.plan.blocks)
+            for key in self._index.whole_blocks(lookup.plan.blocks)
             if root.form_at(sum(self._index.run_of(key))) == root.form
         ]
 
@@ -315,12 +322,13 @@ class LiveTier:
         """
         assert live.state is not None, "a chain that is not live is parked"
         # tokens that were computed after the end of the answer
-        excess = live.state.tokens - len(chain) // TOKEN_BYTES
+        excess_tokens = live.state.tokens - len(chain) // TOKEN_BYTES
         may_stay = not live.is_stale and self._most_parked_bytes != 0
-        if not may_stay or (excess > 0 and not live.state.can_rewind(live.state.tokens - excess)):
+        kept_tokens = live.state.tokens - excess_tokens
+        if not may_stay or (excess_tokens > 0 and not live.state.can_rewind(kept_tokens)):
             self.end_chain(live)
             return
-        live.state.rewind(max(0, excess))
+        live.state.rewind(max(0, excess_tokens))
         live.state.park()
         if not live.state.can_share:
             self._share_with_parked(live, chain)
@@ -341,17 +349,17 @@ class LiveTier:
         """
         state = live.state
         assert state is not None, "a chain that is not live is parked"
-        best = None
-        most = LEAST_SHARED_TOKENS - 1
+        best_state = None
+        most_tokens = LEAST_SHARED_TOKENS - 1
         for other in self._chains.parked:
             if other.root == live.root and other.state is not None and not other.is_stale:
                 shared = common_tokens(other.chain, chain)
                 tokens = min(shared, other.state.frozen_tokens, state.frozen_tokens)
-                if tokens > most:
-                    best = other.state
-                    most = tokens
-        if best is not None:
-            state.share_prefix(best, most)
+                if tokens > most_tokens:
+                    best_state = other.state
+                    most_tokens = tokens
+        if best_state is not None:
+            state.share_prefix(best_state, most_tokens)
 
     def seclude(self, live: LiveChain) -> None:
         """Make the state of a running sequence, which is about to be quantized, unavailable to
@@ -360,7 +368,7 @@ class LiveTier:
         """
         self._held_memory = None
         live.is_stale = True
-        self._let_go(live, tuple(live.keys))
+        self._release_blocks(live, tuple(live.keys))
 
     def end_chain(self, live: LiveChain) -> None:
         """End a live chain. Tokens that only this chain has are copied into blocks; claims on the
@@ -368,7 +376,7 @@ class LiveTier:
         """
         self._held_memory = None
         try:
-            self._let_go(live, tuple(live.keys))
+            self._release_blocks(live, tuple(live.keys))
         finally:
             self._chains.remove(live)
             self._parked_bytes.forget(live)
@@ -386,9 +394,9 @@ class LiveTier:
 
     def reclaim(self, nbytes: int) -> None:
         """End parked chains until this many bytes are free."""
-        wanted = self.held.total_bytes - nbytes
+        remaining_bytes = self.held.total_bytes - nbytes
         for live in self._chains.parked:
-            if self.held.total_bytes <= wanted:
+            if self.held.total_bytes <= remaining_bytes:
                 break
             self.end_chain(live)
 
@@ -413,6 +421,7 @@ class LiveTier:
         return changed
 
     def _running(self) -> list[tuple[LiveChain, LiveState]]:
+        """The chains of running sequences, with their states."""
         return [
             (live, live.state)
             for live in self._chains
@@ -425,26 +434,27 @@ class LiveTier:
         if self._held_memory is None:
             parked = [live for live in self._chains if live.is_parked and live.state is not None]
             running = self._running()
-            whole_bytes = sum(
+            # of states that were taken over: nothing is reserved for these tokens
+            moved_bytes = sum(
                 live.held_tokens * state.bytes_per_token()
                 for live, state in running
                 if not state.can_share
             )
             frozen = frozen_bytes(state for _, state in running if state.can_share)
             self._parked_bytes.update(parked)
-            needed_bytes = sum(frozen.values()) + whole_bytes
-            total_bytes = self._parked_bytes.total(frozen) + whole_bytes
-            self._held_memory = HeldMemory(total_bytes, total_bytes - needed_bytes, len(parked))
+            running_bytes = sum(frozen.values()) + moved_bytes
+            total_bytes = self._parked_bytes.total(frozen) + moved_bytes
+            self._held_memory = HeldMemory(total_bytes, total_bytes - running_bytes, len(parked))
         return self._held_memory
 
-    def copied(self, key: BlockKey) -> Snapshot | None:
+    def copy_from_holder(self, key: BlockKey) -> Snapshot | None:
         """An evaluated copy of a block from a live chain; None if no chain has the block, or if its
         values are not finite.
         """
         chain = self._index.holder_of(key)
         return None if chain is None else self.copy_of(chain, key)
 
-    def _let_go(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
+    def _release_blocks(self, live: LiveChain, keys: Sequence[BlockKey]) -> None:
         """Release blocks that a live chain holds. Blocks that only this chain has are copied to RAM
         first, unless the RAM limit for blocks is 0.
         """

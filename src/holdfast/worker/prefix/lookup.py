@@ -2,7 +2,8 @@
 No MLX.
 
 A live chain is a sequence whose KV is in the layers' own buffers: it runs, or it has ended and is
-parked. Blocks that a live chain holds need no copy in RAM.
+parked. Blocks that a live chain holds need no copy in RAM. A state is a checkpoint of window and
+recurrent layers. Tokens are *packed* as little-endian uint32.
 """
 
 from __future__ import annotations
@@ -94,20 +95,20 @@ class EvictionHistory:
         """Return how many of the tokens `packed` were once stored after `place`, and why they were
         lost; None if unknown.
         """
-        at = 0
+        end = 0  # bytes of `packed` that were stored
         cause = None
         parent_key = place.parent_key
         parent_tokens = place.parent_tokens
-        while at < len(packed):
-            lost = self._blocks.get((parent_key, parent_tokens, packed[at : at + TOKEN_BYTES]))
+        while end < len(packed):
+            lost = self._blocks.get((parent_key, parent_tokens, packed[end : end + TOKEN_BYTES]))
             if lost is None:
                 break
-            parent_key, offset, own, why = lost
-            cause = cause or why
-            used = common_tokens(own, packed[at : at + len(own)])
-            at += used * TOKEN_BYTES
-            parent_tokens = offset + used
-        return None if cause is None else Shortfall(cause, at // TOKEN_BYTES)
+            parent_key, offset, own_tokens, block_cause = lost
+            cause = cause or block_cause
+            matching = common_tokens(own_tokens, packed[end : end + len(own_tokens)])
+            end += matching * TOKEN_BYTES
+            parent_tokens = offset + matching
+        return None if cause is None else Shortfall(cause, end // TOKEN_BYTES)
 
     def last_state(self, blocks: Iterable[ChainBlock], *, begin: int, end: int) -> Shortfall | None:
         """The lost state with the highest position in (begin, end] along `blocks`; None if none is
@@ -161,25 +162,25 @@ class Planner:
         continue within such a block.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
-        known = self._tree.match(packed, root=root)
-        match = self._before_missing(known)
-        stored = min(match.tokens, limit)
+        whole_match = self._tree.match(packed, root=root)
+        match = self._before_missing(whole_match)
+        stored_tokens = min(match.tokens, limit)
         state: ChainState | None = None
 
         def last_resumable(position: int) -> int:
             """The last position at which a sequence can continue, at most `position`."""
             return position if root.form == "native" else self._before_quantized(match, position)
 
-        tokens = last_resumable(stored)
+        tokens = last_resumable(stored_tokens)
         if not resumable_anywhere:
-            possible = (
-                saved
-                for saved in reversed(match.states)
-                if saved.position <= stored and last_resumable(saved.position) == saved.position
+            usable_states = (
+                each
+                for each in reversed(match.states)
+                if each.position <= stored_tokens and last_resumable(each.position) == each.position
             )
-            state = next(possible, None)
+            state = next(usable_states, None)
             tokens = state.position if state else 0
-        blocks = _cut(match.blocks, tokens)
+        blocks = _first_blocks(match.blocks, tokens)
         keys = _keys_of(blocks, state)
         return ReusePlan(
             cursor=match.end.back_at(tokens),
@@ -189,9 +190,9 @@ class Planner:
                 match,
                 packed,
                 tokens=tokens,
-                stored=stored,
+                stored_tokens=stored_tokens,
                 limit=limit,
-                cut_off=min(known.tokens, limit) - stored,
+                cut_off_tokens=min(whole_match.tokens, limit) - stored_tokens,
             ),
             to_read=tuple([key for key in keys if not self._is_in_memory(key)]),
         )
@@ -201,7 +202,7 @@ class Planner:
         if not self._missing:
             return match
         count = next(
-            (n for n, block in enumerate(match.blocks) if block.key in self._missing),
+            (index for index, block in enumerate(match.blocks) if block.key in self._missing),
             len(match.blocks),
         )
         if count == len(match.blocks):
@@ -233,24 +234,24 @@ class Planner:
         packed: bytes,
         *,
         tokens: int,
-        stored: int,
+        stored_tokens: int,
         limit: int,
-        cut_off: int,
+        cut_off_tokens: int,
     ) -> Shortfall:
-        """Explain why only `tokens` tokens can be reused, although `stored` tokens are stored and
-        `limit` tokens are wanted. cut_off: the known tokens from a missing block on.
+        """Explain why only `tokens` tokens can be reused, although `stored_tokens` tokens are stored and
+        `limit` tokens are wanted. cut_off_tokens: further tokens of the prompt that are in the tree, but after a missing block.
         """
-        if tokens < stored:
-            lost = self._history.last_state(match.blocks, begin=tokens, end=stored)
-            lost = lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored - tokens)
+        if tokens < stored_tokens:
+            lost = self._history.last_state(match.blocks, begin=tokens, end=stored_tokens)
+            lost = lost or Shortfall(CacheOutcome.NO_BOUNDARY, stored_tokens - tokens)
             return replace(lost, divergence=match.divergence)
         if tokens == limit:
             return Shortfall(CacheOutcome.COMPLETE)
-        missing = packed[stored * TOKEN_BYTES : limit * TOKEN_BYTES]
+        missing = packed[stored_tokens * TOKEN_BYTES : limit * TOKEN_BYTES]
         lost = self._history.lost_after(match.end, missing)
-        if cut_off:
+        if cut_off_tokens:
             lost = lost or Shortfall(CacheOutcome.EVICTED)
-            return replace(lost, unused_tokens=max(lost.unused_tokens, cut_off))
+            return replace(lost, unused_tokens=max(lost.unused_tokens, cut_off_tokens))
         if lost is not None:
             return lost
         if match.divergence is not None:
@@ -261,13 +262,14 @@ class Planner:
 
 
 def _keys_of(blocks: Iterable[ChainBlock], state: ChainState | None) -> tuple[BlockKey, ...]:
+    """The keys of blocks and of a state after them."""
     keys = [block.key for block in blocks]
     if state is not None:
         keys.append(state.key)
     return tuple(keys)
 
 
-def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
+def _first_blocks(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
     """The part of a chain within its first `tokens` tokens."""
     count = len(blocks)
     while count and (blocks[count - 2].end if count > 1 else 0) >= tokens:
@@ -275,8 +277,8 @@ def _cut(blocks: tuple[ChainBlock, ...], tokens: int) -> tuple[ChainBlock, ...]:
     if count == 0 or blocks[count - 1].end <= tokens:
         return blocks[:count]
     last = blocks[count - 1]
-    excess = last.end - tokens
-    return (*blocks[: count - 1], ChainBlock(last.key, last.tokens - excess, tokens))
+    excess_tokens = last.end - tokens
+    return (*blocks[: count - 1], ChainBlock(last.key, last.tokens - excess_tokens, tokens))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -285,7 +287,8 @@ class LiveClaim:
 
     needs_end_state: whether the sequence needs the state of all layers at the end of the chain,
         possibly rewound. Such a claim is exclusive.
-    use: the planned use, and once the engine has the state, the actual use.
+    use: the planned use, and once the engine has the state, the actual use: the state is "moved" to
+        the sequence, its buffers are "shared", or the tokens are "copied".
     """
 
     chain: LiveChain
@@ -368,7 +371,7 @@ class Lookup:
     root: Root
     plan: ReusePlan
     hold: ExitStack  # keeps the plan's blocks from being evicted
-    asked_at: float  # when payloads were requested
+    asked_at: float  # when payloads were requested, in seconds of `time.perf_counter`
     # blocks that are being read from disk
     awaited: dict[BlockKey, Future[StoredBlock]] = field(default_factory=dict)
     fetched: dict[BlockKey, Snapshot] = field(default_factory=dict)  # payloads in memory
@@ -455,13 +458,15 @@ class Lookup:
                 disk_tokens += block.end - begin
             begin = block.end
         use = None if self.base is None else self.base.use
+        # a live state may provide tokens that blocks do not
+        from_live_tokens = self.cached_tokens - self.plan.tokens
         return CacheReport(
             outcome=shortfall.outcome,
             ram_tokens=self.cached_tokens - disk_tokens,
             moved_tokens=self.base_tokens if use == "moved" else 0,
             shared_tokens=self.base_tokens if use == "shared" else 0,
             disk_tokens=disk_tokens,
-            unused_tokens=max(0, shortfall.unused_tokens - (self.cached_tokens - self.plan.tokens)),
+            unused_tokens=max(0, shortfall.unused_tokens - from_live_tokens),
             divergence=shortfall.divergence,
             waited_for_another=waited_seconds > 0,
             waited_seconds=waited_seconds,
@@ -552,5 +557,5 @@ class CachedStart:
             self.blocks = self.lookup.plan.keys
             if self.lookup.base is not None:
                 self.live = self.lookup.base.chain
-        elif self.trust is not Trust.NOTHING:
+        elif self.trust is not Trust.NOTHING:  # otherwise they stay, as suspects
             self.blocks = ()

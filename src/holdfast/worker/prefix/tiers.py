@@ -126,7 +126,7 @@ class EvictionOrder:
         while self._leaves:
             last_used, key = self._leaves[0]
             used = self._last_used.get(key)
-            if used is None or not self._may_leave(key):
+            if used is None or not self._is_evictable(key):
                 heapq.heappop(self._leaves)  # added again when the last child or hold is gone
             elif used != last_used:
                 heapq.heapreplace(self._leaves, (used, key))
@@ -135,8 +135,9 @@ class EvictionOrder:
         return None
 
     def _offer_for_eviction(self, key: BlockKey) -> None:
+        """Add a key to the heap if it may be evicted now."""
         used = self._last_used.get(key)
-        if used is None or not self._may_leave(key):
+        if used is None or not self._is_evictable(key):
             return
         heapq.heappush(self._leaves, (used, key))
         self._shrink()
@@ -147,11 +148,11 @@ class EvictionOrder:
         """
         if len(self._leaves) > 64 + 2 * len(self._last_used):
             self._leaves = [
-                (used, key) for key, used in self._last_used.items() if self._may_leave(key)
+                (used, key) for key, used in self._last_used.items() if self._is_evictable(key)
             ]
             heapq.heapify(self._leaves)
 
-    def _may_leave(self, key: BlockKey) -> bool:
+    def _is_evictable(self, key: BlockKey) -> bool:
         return key not in self._children and key not in self._holds
 
     def check_invariants(self) -> None:
@@ -165,8 +166,8 @@ class EvictionOrder:
         assert self._parents.keys() == self._last_used.keys(), "members differ"
         assert children == self._children, "children are miscounted"
         assert all(count > 0 for count in self._holds.values()), "a hold of nothing"
-        leaving = {key for key in self._last_used if self._may_leave(key)}
-        assert leaving <= {key for _, key in self._leaves}, "a key that may leave never comes up"
+        evictable = {key for key in self._last_used if self._is_evictable(key)}
+        assert evictable <= {key for _, key in self._leaves}, "a key that may leave never comes up"
         assert len(self._leaves) <= 65 + 2 * len(self._last_used), "the order is full of copies"
 
 
@@ -257,18 +258,18 @@ class DiskIndex:
         """Whether the store has been given a key and has not reported the outcome yet."""
         return self._states.get(key) == "saving"
 
-    def _put(self, key: BlockKey, state: DiskState) -> None:
+    def _set_state(self, key: BlockKey, state: DiskState) -> None:
         self._unsaved.pop(key, None)
         self._states[key] = state
 
     def begin_saving(self, key: BlockKey) -> None:
         """Record that a block was given to the store."""
-        self._put(key, "saving")
+        self._set_state(key, "saving")
 
     def found(self, key: BlockKey) -> None:
         """Record that a key was found on the disk."""
         if not self.is_saving(key):
-            self._put(key, "stored")
+            self._set_state(key, "stored")
 
     def saved(self, key: BlockKey) -> bool:
         """Record that a block is durable. Returns False if it was not being saved or is
@@ -276,7 +277,7 @@ class DiskIndex:
         """
         is_news = self.is_saving(key)
         if is_news:
-            self._put(key, "stored")
+            self._set_state(key, "stored")
         return is_news
 
     def lost(self, key: BlockKey) -> bool:
@@ -293,12 +294,12 @@ class DiskIndex:
 
     def forget(self, key: BlockKey) -> bool:
         """Drop all knowledge of a key. Returns whether the key must be removed from the disk."""
-        was_there = key in self
-        if was_there:
+        was_on_disk = key in self
+        if was_on_disk:
             self.expect_loss(key)
         self._states.pop(key, None)
         self._unsaved.pop(key, None)
-        return was_there
+        return was_on_disk
 
     def forget_copy(self, key: BlockKey) -> None:
         """Forget the file of a block that is in memory, because the file is unusable."""
@@ -312,7 +313,7 @@ class DiskIndex:
             self._expected_losses.popitem(last=False)
 
     def _use_expected_loss(self, key: BlockKey) -> bool:
-        """Whether the loss of this key was expected; if so, it is no longer."""
+        """Use up one expected loss of this key; returns False if none was expected."""
         expected = self._expected_losses.pop(key, 0)
         if expected > 1:
             self._expected_losses[key] = expected - 1
@@ -354,14 +355,14 @@ class Pins:
 
         While the disk cannot be written, pins hold at most `most_held_bytes` in RAM.
         """
-        wanted = key in self._pins and not self._disk.is_stored(key)
-        if wanted and key not in self._held_sizes:
+        must_hold = key in self._pins and not self._disk.is_stored(key)
+        if must_hold and key not in self._held_sizes:
             payload = self._ram.get(key)
             if payload is not None and self._held_bytes + payload.nbytes <= self.most_held_bytes:
                 self._held_sizes[key] = payload.nbytes
                 self._held_bytes += payload.nbytes
                 self._ram.hold_keys((key,))
-        elif not wanted and key in self._held_sizes:
+        elif not must_hold and key in self._held_sizes:
             self._held_bytes -= self._held_sizes.pop(key)
             self._ram.release_keys((key,))
 

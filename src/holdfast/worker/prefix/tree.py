@@ -39,7 +39,9 @@ class PrefixMatch:
 
 
 class PrefixTree:
-    """All stored chains. A match takes one lookup and one comparison per block."""
+    """All stored chains. A match takes one lookup and one comparison per block. A node's own tokens
+    are those that no other node has; a cut is a number of own tokens.
+    """
 
     def __init__(self) -> None:
         self._roots: dict[BlockKey, Node] = {}
@@ -143,6 +145,7 @@ class PrefixTree:
         return added
 
     def _root(self, key: BlockKey) -> Node:
+        """The root with this key, which is added if it is new."""
         root = self._roots.get(key)
         if root is None:
             root = self._roots[key] = Node(key, None, 0, 0, 0, b"")
@@ -176,9 +179,9 @@ class PrefixTree:
             raise ValueError(f"a block has 1 to {BLOCK_TOKENS} tokens, not {block.tokens}")
         if block.key in self._nodes:
             return False
-        node, cut = self._resolve(block)
-        start = node.start + cut
-        if block.kind == "kv":
+        node, cut = self._find_predecessor(block)
+        start = node.start + cut  # the position of the block's first token
+        if block.kind == "kv":  # skip the tokens that other blocks have
             node, cut = follow(node, cut, block.packed_tokens)[-1]
         return not self._add(node, cut, block, offset=node.start + cut - start).is_covered
 
@@ -222,13 +225,13 @@ class PrefixTree:
 
     def with_ancestors(self, keys: Iterable[BlockKey]) -> set[BlockKey]:
         """Those of the given keys that are stored, and the keys of all their ancestors."""
-        found: set[BlockKey] = set()
+        ancestors: set[BlockKey] = set()
         for key in keys:
             node = self._nodes.get(key)
-            while node is not None and node.parent is not None and node.key not in found:
-                found.add(node.key)
+            while node is not None and node.parent is not None and node.key not in ancestors:
+                ancestors.add(node.key)
                 node = node.parent
-        return found
+        return ancestors
 
     def subtree(self, key: BlockKey) -> tuple[BlockKey, ...]:
         """A key and all keys that depend on it, in an order in which they can be removed."""
@@ -259,7 +262,7 @@ class PrefixTree:
             node = node.parent
         return False
 
-    def _resolve(self, block: Block) -> tuple[Node, int]:
+    def _find_predecessor(self, block: Block) -> tuple[Node, int]:
         """Find what a block follows: the node in which its parent's tokens before it end, and the
         number of that node's own tokens up to there.
         """
@@ -267,13 +270,13 @@ class PrefixTree:
         if parent is None and block.kind == "kv" and block.parent_tokens == 0:
             return self._root(block.parent_key), 0
         start, tokens = (0, 0) if parent is None else self.run_of(block.parent_key)
-        before = block.parent_tokens if block.kind == "kv" else block.start - start
-        if parent is None or parent.is_state or not 0 < before <= tokens:
+        tokens_before = block.parent_tokens if block.kind == "kv" else block.start - start
+        if parent is None or parent.is_state or not 0 < tokens_before <= tokens:
             raise ValueError(
-                f"{block.kind} {block.key.hex()[:12]} follows {before} tokens of block "
+                f"{block.kind} {block.key.hex()[:12]} follows {tokens_before} tokens of block "
                 f"{block.parent_key.hex()[:12]}, which are not stored"
             )
-        node, position = parent, start + before
+        node, position = parent, start + tokens_before
         while position <= node.start and node.parent is not None:
             node = node.parent
         return node, position - node.start
@@ -282,7 +285,7 @@ class PrefixTree:
         """Assert that each token is in one node, that each key's location is correct, and that no
         root is empty.
         """
-        seen: dict[BlockKey, Node] = {}
+        checked: dict[BlockKey, Node] = {}
         tokens = 0
         for key, root in self._roots.items():
             assert root.key == key, "a root under another key"
@@ -291,24 +294,29 @@ class PrefixTree:
             for node in root.descendants():
                 node.check_invariants()
                 tokens += node.tokens
-                own = () if node.parent is None else (node,)
-                for each in (*own, *node.states.values(), *node.covered):
-                    assert each.key not in seen, "a key in two places"
+                stored_node = () if node.parent is None else (node,)  # a root is not stored
+                for each in (*stored_node, *node.states.values(), *node.covered):
+                    assert each.key not in checked, "a key in two places"
                     assert each is node or each.parent is node, "a node with another parent"
-                    seen[each.key] = each
+                    checked[each.key] = each
                 assert all(each.is_covered for each in node.covered), "a node is not covered"
         assert tokens == self.tokens, "miscounted tokens"
-        assert seen == self._nodes, "the tree has other nodes than its table"
+        assert checked == self._nodes, "the tree has other nodes than its table"
 
 
 def _divergence(end: Cursor, packed: bytes) -> Divergence | None:
+    """Where and how a chain `packed`, longer than its match, differs from the stored chains: with
+    several of them, from the latest. None if nothing is stored after the match. end: of the match.
+    """
     node = end.node
-    found = token_at(packed, end.position)
+    prompt_token_id = token_at(packed, end.position)
     assert node is not None
     if end.cut < node.tokens:
-        stored = token_at(node.packed, end.cut)
+        stored_token_id = token_at(node.packed, end.cut)
     elif branches := node.branches.get(end.cut):
-        stored = int.from_bytes(next(reversed(branches)), "little")
+        stored_token_id = int.from_bytes(next(reversed(branches)), "little")
     else:
         return None
-    return Divergence(position=end.position, stored_token_id=stored, prompt_token_id=found)
+    return Divergence(
+        position=end.position, stored_token_id=stored_token_id, prompt_token_id=prompt_token_id
+    )

@@ -1,4 +1,8 @@
-"""Which sequences fit into the KV memory: reservations, admission, and preemption."""
+"""Which sequences fit into the KV memory: reservations, admission, and preemption.
+
+Live states are KV in the engine's buffers. Their tokens that sequences share, and those of parked
+states (of ended sequences), are in no reservation; parked states can be freed at any time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from dataclasses import dataclass, field
 
 from holdfast.errors import TooLargeForMemory
 from holdfast.wire.requests import RequestId
-from holdfast.worker.scheduler.queue import Rank, ScheduledSequence, SequenceCosts
+from holdfast.worker.scheduler.queue import Rank
+from holdfast.worker.scheduler.sequence import ScheduledSequence, SequenceCosts
 
 
 class KvReservations:
@@ -19,11 +24,13 @@ class KvReservations:
     def __init__(
         self, costs: SequenceCosts, *, budget_bytes: int, expected_output_tokens: int
     ) -> None:
-        """costs: those assumed for sequences that are not known yet."""
+        """costs: those of a sequence in the usual form. expected_output_tokens: memory for an answer
+        of this length is reserved at first, and added whenever an answer outgrows its memory.
+        """
         self._costs = costs
         self._expected_output_tokens = expected_output_tokens
         self.budget_bytes = budget_bytes
-        self.wanted_budget_bytes = budget_bytes
+        self.wanted_budget_bytes = budget_bytes  # may be too small for an accepted sequence
         self.ending_bytes = 0  # of sequences that no longer run, but are in dispatched steps
         self.live_state_bytes = (
             0  # of live states that no reservation covers (`Scheduler.record_live_states`)
@@ -47,8 +54,9 @@ class KvReservations:
         return self.budget_bytes - self.running_bytes - self.ending_bytes - self.live_state_bytes
 
     def capacity_for(self, tokens: int) -> int:
-        step = self._costs.reserve_step_tokens
-        return -(-tokens // step) * step  # rounded up
+        """The capacity, in tokens, to reserve for this many tokens."""
+        reserve_step_tokens = self._costs.reserve_step_tokens
+        return -(-tokens // reserve_step_tokens) * reserve_step_tokens  # rounded up
 
     def fits_alone(self, costs: SequenceCosts, *, final_tokens: int) -> bool:
         return costs.bytes_for(self.capacity_for(final_tokens)) <= self.budget_bytes
@@ -56,24 +64,29 @@ class KvReservations:
     def check_fits_alone(self, costs: SequenceCosts, *, final_tokens: int) -> None:
         """Raise TooLargeForMemory if a request would not fit even if it ran alone."""
         if not self.fits_alone(costs, final_tokens=final_tokens):
-            needed = costs.bytes_for(self.capacity_for(final_tokens))
-            raise TooLargeForMemory(needed_bytes=needed, budget_bytes=self.budget_bytes)
+            needed_bytes = costs.bytes_for(self.capacity_for(final_tokens))
+            raise TooLargeForMemory(needed_bytes=needed_bytes, budget_bytes=self.budget_bytes)
 
     def fit_budget(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Apply the wanted budget, or a larger one in which every accepted sequence fits alone."""
         if self.budget_bytes == self.wanted_budget_bytes:
             return
-        needs = (each.costs.bytes_for(self.capacity_for(each.final_tokens)) for each in sequences)
-        self.budget_bytes = max(self.wanted_budget_bytes, max(needs, default=0))
+        needed_bytes = (
+            each.costs.bytes_for(self.capacity_for(each.final_tokens)) for each in sequences
+        )
+        self.budget_bytes = max(self.wanted_budget_bytes, max(needed_bytes, default=0))
 
     def capacity_at_admission(self, sequence: ScheduledSequence) -> int:
         """The capacity for the known tokens and the expected answer."""
-        expected = min(
+        expected_tokens = min(
             sequence.max_tokens - sequence.generated_tokens, self._expected_output_tokens
         )
-        return self.capacity_for(sequence.prompt_tokens + sequence.generated_tokens + expected)
+        return self.capacity_for(
+            sequence.prompt_tokens + sequence.generated_tokens + expected_tokens
+        )
 
     def bytes_at_admission(self, sequence: ScheduledSequence) -> int:
+        """The bytes to reserve when a sequence starts to run."""
         capacity = self.capacity_at_admission(sequence)
         return sequence.costs.bytes_for(capacity, held_tokens=sequence.held_tokens)
 
@@ -82,9 +95,9 @@ class KvReservations:
         the preferred one, then the smallest one.
         """
         tokens = min(sequence.position + self._expected_output_tokens, sequence.final_tokens)
-        best = self.capacity_for(tokens)
-        least = self.capacity_for(sequence.position + 1)
-        return (best, least) if best > least else (least,)
+        preferred = self.capacity_for(tokens)
+        smallest = self.capacity_for(sequence.position + 1)
+        return (preferred, smallest) if preferred > smallest else (smallest,)
 
     def fits(self, sequence: ScheduledSequence) -> bool:
         """Whether a sequence fits in addition to the running sequences and the next growth of each
@@ -95,12 +108,15 @@ class KvReservations:
     def _needed_bytes(
         self, sequence: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> int:
-        headroom = sum(
+        """The bytes that must be free for a sequence to start beside the `running` ones: its own,
+        and one more `reserve_step_tokens` for each running one that will grow.
+        """
+        headroom_bytes = sum(
             other.costs.reserve_step_tokens * other.costs.kv_bytes_per_token
             for other in running
             if other.capacity_tokens < other.final_tokens and not other.is_fully_planned
         )
-        return self.bytes_at_admission(sequence) + headroom
+        return self.bytes_at_admission(sequence) + headroom_bytes
 
     def fits_after_steps(self, sequence: ScheduledSequence) -> bool:
         """Whether a sequence will fit once the dispatched steps are over."""
@@ -125,19 +141,22 @@ class KvReservations:
     def _fits_beside(
         self, sequence: ScheduledSequence, others: Collection[ScheduledSequence]
     ) -> bool:
-        reserved = sum(
+        """Whether a sequence would fit if exactly `others` ran, some of which may still wait, and no
+        dispatched step or parked state took memory.
+        """
+        reserved_bytes = sum(
             each.reserved_bytes if each.is_running else self.bytes_at_admission(each)
             for each in others
         )
-        free_bytes = self.budget_bytes - self.live_state_bytes + self.parked_bytes - reserved
+        free_bytes = self.budget_bytes - self.live_state_bytes + self.parked_bytes - reserved_bytes
         return self._needed_bytes(sequence, others) <= free_bytes
 
     def parked_bytes_to_free(self, sequence: ScheduledSequence) -> int:
         """How many bytes of parked states must be freed so that a sequence fits; 0 if it fits
         anyway, or if freeing all parked states is not enough.
         """
-        missing = self._needed_bytes(sequence, self._running) - self.free_bytes
-        return missing if 0 < missing <= self.parked_bytes else 0
+        missing_bytes = self._needed_bytes(sequence, self._running) - self.free_bytes
+        return missing_bytes if 0 < missing_bytes <= self.parked_bytes else 0
 
     def reserve(self, sequence: ScheduledSequence, *, step: int) -> None:
         """Reserve memory for a sequence and start it."""
@@ -145,12 +164,14 @@ class KvReservations:
         self._running.add(sequence)
 
     def release(self, sequence: ScheduledSequence, *, recorded_steps: int) -> None:
-        """Free a sequence's reservation, immediately or after the last step that uses it."""
+        """Stop a sequence and free its reservation: now, or after the last step that uses it if that
+        is later than step `recorded_steps`, the latest one that is over.
+        """
         self._running.remove(sequence)
-        freed = sequence.stop()
-        if sequence.last_step > recorded_steps and freed:
-            self.ending_bytes += freed
-            self._ending.append((sequence.last_step, freed))
+        freed_bytes = sequence.stop()
+        if sequence.last_step > recorded_steps and freed_bytes:
+            self.ending_bytes += freed_bytes
+            self._ending.append((sequence.last_step, freed_bytes))
 
     def release_after(self, step: int) -> None:
         """Free the memory of finished or preempted sequences whose last step is over.
@@ -158,9 +179,11 @@ class KvReservations:
         step: the number of the latest step that is over.
         """
         if self._ending:
-            later = [(last_step, nbytes) for last_step, nbytes in self._ending if last_step > step]
-            self._ending = deque(later)
-            self.ending_bytes = sum(nbytes for _, nbytes in later)
+            remaining = [
+                (last_step, nbytes) for last_step, nbytes in self._ending if last_step > step
+            ]
+            self._ending = deque(remaining)
+            self.ending_bytes = sum(nbytes for _, nbytes in remaining)
 
     def check_invariants(self, running: Iterable[ScheduledSequence]) -> None:
         """Assert that memory is reserved for the running sequences, and that sums are right."""
@@ -201,7 +224,7 @@ def make_room(
     running: all running sequences, oldest first; `preempt` must remove a sequence from it.
     """
     made = RoomMade()
-    claimed_bytes = 0
+    claimed_bytes = 0  # of the memory that is free now or soon, for more urgent sequences that wait
     for sequence in sorted(lacking, key=lambda each: ranks[each.request_id]):
         if sequence.request_id not in running:
             continue  # preempted in favor of a more urgent sequence
@@ -238,9 +261,9 @@ def preemption_order(
     Within a priority class, the youngest sequence of the flow with the most sequences is the least
     urgent. Sequences that are about to end are omitted, because they free their memory anyway.
     """
-    able = [sequence for sequence in running.values() if not sequence.is_fully_planned]
-    able.sort(key=lambda each: (each.is_paused, ranks[each.request_id]), reverse=True)
-    return able
+    preemptible = [sequence for sequence in running.values() if not sequence.is_fully_planned]
+    preemptible.sort(key=lambda each: (each.is_paused, ranks[each.request_id]), reverse=True)
+    return preemptible
 
 
 def victims_for(
@@ -270,11 +293,12 @@ def victims_for(
 
 def extra_bytes(sequence: ScheduledSequence, capacity_tokens: int) -> int:
     """The bytes to reserve for a larger capacity, in addition to those already reserved."""
-    needed = sequence.costs.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
-    return needed - sequence.reserved_bytes
+    needed_bytes = sequence.costs.bytes_for(capacity_tokens, held_tokens=sequence.held_tokens)
+    return needed_bytes - sequence.reserved_bytes
 
 
 def _grow(reservations: KvReservations, sequence: ScheduledSequence, *, spare_bytes: int) -> None:
+    """Enlarge a sequence to the preferred capacity if that fits, otherwise to the smallest one."""
     for capacity in reservations.capacities_for_growth(sequence):
         if extra_bytes(sequence, capacity) <= spare_bytes:
             break
@@ -284,7 +308,8 @@ def _grow(reservations: KvReservations, sequence: ScheduledSequence, *, spare_by
 def _bytes_free_soon(
     reservations: KvReservations, running: dict[RequestId, ScheduledSequence]
 ) -> int:
-    ending = sum(
+    """The bytes that will be free when the dispatched steps are over, without preemption."""
+    ending_bytes = sum(
         sequence.reserved_bytes for sequence in running.values() if sequence.is_fully_planned
     )
-    return reservations.free_bytes + reservations.ending_bytes + ending
+    return reservations.free_bytes + reservations.ending_bytes + ending_bytes

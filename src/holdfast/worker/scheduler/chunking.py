@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from holdfast.worker.scheduler.cost_model import CostModel
-from holdfast.worker.scheduler.queue import ScheduledSequence
+from holdfast.worker.scheduler.sequence import ScheduledSequence
 
 MOST_SECONDS = 0.5  # a sparse flow may be ahead of the others by this much prefill time
 MOST_STEPS = 8  # longest run of steps in which only sparse flows prefill
@@ -49,15 +49,16 @@ _CHUNK_TIME_PER_DECODE_TIME = 9  # then decoding takes a tenth of the step
 class SparseFlows:
     """Lets the prompts of sparse flows (flows that had nothing to prefill until now) go first,
     unless a flow is too far ahead. This is deficit round robin with sparse flows, as in fq_codel.
-    All other flows are established.
+    All other flows are established. A flow's deficit is the prefill time that it got by going first,
+    less its share of the time that has passed since.
     """
 
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._established: frozenset[str] = frozenset()
         self._deficits: dict[str, float] = {}  # seconds of prefill, including ended flows
-        self._step = 0
-        self._steps_in_a_row = 0
+        self._last_step = 0
+        self._steps_in_a_row = 0  # in which only sparse flows prefilled
 
     def first(
         self, groups: Sequence[list[ScheduledSequence]], *, step: int
@@ -67,20 +68,21 @@ class SparseFlows:
         groups: the prompts of each flow, oldest first.
         """
         flows = {group[0].service.flow for group in groups}
-        is_fresh = step <= self._step + _FRESH_STEPS
+        is_fresh = step <= self._last_step + _FRESH_STEPS
         if not (is_fresh and self._established & flows) or self._steps_in_a_row >= MOST_STEPS:
             return []
-        new = [
+        candidates = [
             group[0]
             for group in groups
             if group[0].service.flow not in self._established and not group[0].is_batch
         ]
-        ahead = {
-            prompt: self._deficit_with(prompt, tokens=prompt.unplanned_tokens) for prompt in new
+        deficits = {
+            prompt: self._deficit_with(prompt, tokens=prompt.unplanned_tokens)
+            for prompt in candidates
         }
         return sorted(
-            (prompt for prompt in new if ahead[prompt] < MOST_SECONDS),
-            key=lambda prompt: ahead[prompt],
+            (prompt for prompt in candidates if deficits[prompt] < MOST_SECONDS),
+            key=lambda prompt: deficits[prompt],
         )
 
     def record(
@@ -94,7 +96,7 @@ class SparseFlows:
         tokens in this step.
         """
         flows = frozenset(group[0].service.flow for group in groups)
-        self._step = step
+        self._last_step = step
         self._steps_in_a_row = self._steps_in_a_row + 1 if prefilled_first else 0
         self._established = self._established & flows if prefilled_first else flows
         for prompt, tokens in prefilled_first.items():
@@ -103,6 +105,7 @@ class SparseFlows:
                 self._established |= {prompt.service.flow}
 
     def pass_time(self, seconds: float) -> None:
+        """Record the duration of a step: an equal share of it is taken off each deficit."""
         if self._deficits:
             share = seconds / len(self._established.union(self._deficits))
             self._deficits = {
@@ -124,16 +127,17 @@ class Allowance:
     seconds (otherwise infinite). Some of it may be reserved for prompts that are served later.
     """
 
-    __slots__ = ("_quantum", "_reserved_seconds", "_reserved_tokens", "seconds", "tokens")
+    __slots__ = ("_quantum_tokens", "_reserved_seconds", "_reserved_tokens", "seconds", "tokens")
 
     def __init__(self, *, tokens: int, seconds: float, quantum_tokens: int) -> None:
         self.tokens = tokens
         self.seconds = seconds
-        self._quantum = quantum_tokens
+        self._quantum_tokens = quantum_tokens
         self._reserved_tokens = 0
         self._reserved_seconds = 0.0
 
     def reserve_half(self) -> None:
+        """Offer half of the tokens and seconds to the next prompts, and reserve the rest."""
         self.offer_only(tokens=self.tokens - self.tokens // 2, seconds=self.seconds / 2)
 
     def offer_only(self, *, tokens: int, seconds: float) -> None:
@@ -144,6 +148,7 @@ class Allowance:
         )
 
     def offer_all(self) -> None:
+        """Reserve nothing any longer."""
         self._reserved_tokens = 0
         self._reserved_seconds = 0.0
 
@@ -162,28 +167,30 @@ class Allowance:
         quantum even if that takes too long, so that the prompt progresses.
         """
         position = sequence.position + taken
-        wanted = largest_chunk(costs, sequence) - taken
-        entry = 0.0 if taken else costs.seconds_per_chunk()
+        wanted_tokens = largest_chunk(costs, sequence) - taken
+        fixed_seconds = 0.0 if taken else costs.seconds_per_chunk()
         score_seconds = costs.score_seconds if sequence.scores_prompt else 0.0
-        tokens = max(0, min(wanted, self.tokens - self._reserved_tokens))
+        tokens = max(0, min(wanted_tokens, self.tokens - self._reserved_tokens))
         if not math.isinf(self.seconds):
-            left = self.seconds - self._reserved_seconds - entry
-            tokens = min(tokens, costs.tokens_within(left, position, score_seconds=score_seconds))
-        if tokens < wanted:
-            tokens = _rounded(tokens, self._quantum)
+            seconds = self.seconds - self._reserved_seconds - fixed_seconds
+            tokens = min(
+                tokens, costs.tokens_within(seconds, position, score_seconds=score_seconds)
+            )
+        if tokens < wanted_tokens:
+            tokens = _rounded_chunk(tokens, self._quantum_tokens)
         if at_least_quantum:
-            tokens = max(tokens, min(self._quantum, wanted, self.tokens))
+            tokens = max(tokens, min(self._quantum_tokens, wanted_tokens, self.tokens))
         if tokens > 0 and sequence.is_indivisible(position):
-            tokens = wanted  # even if that is more than the step has left
+            tokens = wanted_tokens  # even if that is more than the step has left
         if tokens > 0:
             self.tokens -= tokens
-            self.seconds -= entry + costs.more_chunk_seconds(
+            self.seconds -= fixed_seconds + costs.more_chunk_seconds(
                 position, tokens, score_seconds=score_seconds
             )
         return max(tokens, 0)
 
 
-def _rounded(tokens: int, quantum_tokens: int) -> int:
+def _rounded_chunk(tokens: int, quantum_tokens: int) -> int:
     """The size of a chunk for which there is room for `tokens` tokens; 0 if a quantum is too much."""
     grain = min(GRAIN_TOKENS, quantum_tokens)
     return tokens - tokens % grain if tokens >= quantum_tokens else 0
@@ -207,10 +214,10 @@ class ChunkSharing:
         self._min_chunk_tokens = min_chunk_tokens
         self._most_stall_seconds = stall_seconds
         self._oldest_is_first = True
-        self._last_mixed_step = -2
-        self._mixed_steps = MIXED_STEPS_IN_A_ROW
-        self._first_flow = 0  # counts up: which flow is served first
-        self._sparse = SparseFlows(costs)
+        self._last_mixed_step = -2  # the last step that could mix prompt chunks with decoding
+        self._mixed_steps = MIXED_STEPS_IN_A_ROW  # with chunks, since the last step without
+        self._flow_turns = 0  # counts up: which flow is served first
+        self._sparse_flows = SparseFlows(costs)
 
     def share(
         self,
@@ -227,56 +234,63 @@ class ChunkSharing:
         chunks; the seconds are infinite if no sequence decodes. rows: the decoding rows of the step
         by flow; not needed if all prompts belong to one flow. Returns prompts and chunk sizes.
         """
-        groups, batch = self._groups(prompts, step)
+        groups, batch = self._group_by_flow(prompts, step)
         if math.isinf(seconds):
             seconds = self._costs.seconds_without_decoding
             if len(prompts) == 1:
-                self._sparse.record(groups, prefilled_first={}, step=step)
+                self._sparse_flows.record(groups, prefilled_first={}, step=step)
                 return [(prompts[0], self._only_chunk(prompts[0], tokens=tokens, seconds=seconds))]
         elif self._count_mixed_step(step):
             return []
         allowance = Allowance(tokens=tokens, seconds=seconds, quantum_tokens=self._min_chunk_tokens)
-        taken: dict[ScheduledSequence, int] = {}
-        first = self._sparse.first(groups, step=step)
-        if first:
-            self._give_chunks(allowance, first, taken, must_progress=True)
+        chunk_tokens: dict[ScheduledSequence, int] = {}
+        sparse = self._sparse_flows.first(groups, step=step)
+        if sparse:
+            self._give_chunks(allowance, sparse, chunk_tokens, must_progress=True)
             batch = []
         elif len(groups) == 1:
-            self._share_within(groups[0], allowance, taken, step)
+            self._share_within(groups[0], allowance, chunk_tokens, step)
         elif groups:
-            self._share_between(groups, allowance, taken, step=step, rows=rows)
-        self._give_chunks(allowance, batch, taken, must_progress=not groups)
-        self._sparse.record(groups, prefilled_first=taken if first else {}, step=step)
-        return list(taken.items())
+            self._share_between(groups, allowance, chunk_tokens, step=step, rows=rows)
+        self._give_chunks(allowance, batch, chunk_tokens, must_progress=not groups)
+        self._sparse_flows.record(groups, prefilled_first=chunk_tokens if sparse else {}, step=step)
+        return list(chunk_tokens.items())
 
     def _only_chunk(self, prompt: ScheduledSequence, *, tokens: int, seconds: float) -> int:
-        """The chunk of the only prompt in a step without decoding rows."""
+        """The chunk of the only prompt in a step without decoding rows: at most `tokens`, and as many
+        as take at most `seconds`.
+        """
         longest = largest_chunk(self._costs, prompt)
         if prompt.is_indivisible(prompt.position):
             return longest
-        most = min(tokens, longest)
+        most_tokens = min(tokens, longest)
         if math.isinf(seconds):
-            return most
-        within = self._costs.tokens_within(seconds, prompt.position)
-        return min(most, max(within - within % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
+            return most_tokens
+        in_time = self._costs.tokens_within(seconds, prompt.position)
+        return min(most_tokens, max(in_time - in_time % LEAST_ALONE_TOKENS, LEAST_ALONE_TOKENS))
 
     def stall_seconds(self, rows: int) -> float:
         """By how much chunks may lengthen a step with this many decoding rows."""
-        worth_it = _CHUNK_TIME_PER_DECODE_TIME * self._costs.decode_seconds(rows)
-        return min(self._most_stall_seconds, max(_FLUENT_SECONDS, worth_it))
+        efficient_seconds = _CHUNK_TIME_PER_DECODE_TIME * self._costs.decode_seconds(rows)
+        return min(self._most_stall_seconds, max(_FLUENT_SECONDS, efficient_seconds))
 
     def idle_work_tokens(self, position: int) -> int:
-        """The chunk size of idle work: a new request waits no longer than for other chunks."""
-        within = self._costs.tokens_within(self._most_stall_seconds, position)
-        return max(self._min_chunk_tokens, within)
+        """The chunk size, at this position of the prompt, of idle work (prefill of a prompt that is
+        expected later): a new request waits for it no longer than for other chunks.
+        """
+        in_time = self._costs.tokens_within(self._most_stall_seconds, position)
+        return max(self._min_chunk_tokens, in_time)
 
     def pass_time(self, seconds: float) -> None:
-        self._sparse.pass_time(seconds)
+        """Record the duration of a step."""
+        self._sparse_flows.pass_time(seconds)
 
-    def _groups(
+    def _group_by_flow(
         self, prompts: list[ScheduledSequence], step: int
     ) -> tuple[list[list[ScheduledSequence]], list[ScheduledSequence]]:
-        """The prompts of each flow, and the batch prompts that can wait."""
+        """The prompts of each flow, and the batch prompts that can wait. If there are only the latter,
+        they are the one group.
+        """
         by_flow: dict[str, list[ScheduledSequence]] = {}
         batch: list[ScheduledSequence] = []
         for prompt in prompts:
@@ -292,7 +306,7 @@ class ChunkSharing:
         self,
         groups: list[list[ScheduledSequence]],
         allowance: Allowance,
-        tokens_by_sequence: dict[ScheduledSequence, int],
+        chunk_tokens: dict[ScheduledSequence, int],
         *,
         step: int,
         rows: Mapping[str, int],
@@ -300,11 +314,11 @@ class ChunkSharing:
         """Give each flow an equal share. The flow that comes first changes with each step, so that
         every flow makes progress.
         """
-        turn, first = divmod(self._first_flow, len(groups))
-        self._first_flow += 1
-        # `turn` counts rounds in which each flow comes first once; so this alternates for each flow
-        oldest_is_first = turn % 2 == 0
-        in_turn = groups[first:] + groups[:first]
+        rounds, first_group = divmod(self._flow_turns, len(groups))
+        self._flow_turns += 1
+        # in each round, every flow comes first once; so this alternates for each flow
+        oldest_is_first = rounds % 2 == 0
+        in_turn = groups[first_group:] + groups[:first_group]
         shares = self._equal_shares(in_turn, allowance.tokens, rows)
         is_first = True
         for group, (share_tokens, time_fraction) in zip(in_turn, shares, strict=True):
@@ -312,12 +326,12 @@ class ChunkSharing:
                 share_tokens = max(self._min_chunk_tokens, share_tokens)
             allowance.offer_only(tokens=share_tokens, seconds=allowance.seconds * time_fraction)
             ordered = self._in_turn_order(group, step, oldest_is_first)
-            self._give_chunks(allowance, ordered, tokens_by_sequence, must_progress=is_first)
+            self._give_chunks(allowance, ordered, chunk_tokens, must_progress=is_first)
             is_first = False
         allowance.offer_all()
         for group in in_turn:
             self._give_chunks(
-                allowance, self._in_turn_order(group, step, oldest_is_first), tokens_by_sequence
+                allowance, self._in_turn_order(group, step, oldest_is_first), chunk_tokens
             )
 
     def _equal_shares(
@@ -335,11 +349,11 @@ class ChunkSharing:
         equal = (tokens + decode_tokens) / sum(1 / seconds for seconds in token_seconds)
         prefill_seconds = [max(0.0, equal - seconds) for seconds in decode_seconds]
         # for each group, the seconds of this group and of all groups after it
-        left = list(itertools.accumulate(reversed(prefill_seconds)))[::-1]
+        remaining_seconds = list(itertools.accumulate(reversed(prefill_seconds)))[::-1]
         return [
             (int(seconds / per_token), seconds / remaining if remaining else 0.0)
             for seconds, per_token, remaining in zip(
-                prefill_seconds, token_seconds, left, strict=True
+                prefill_seconds, token_seconds, remaining_seconds, strict=True
             )
         ]
 
@@ -355,7 +369,7 @@ class ChunkSharing:
         self,
         prompts: list[ScheduledSequence],
         allowance: Allowance,
-        tokens_by_sequence: dict[ScheduledSequence, int],
+        chunk_tokens: dict[ScheduledSequence, int],
         step: int,
     ) -> None:
         """Divide an allowance among the prompts of one group: half for the oldest, half for those
@@ -364,25 +378,27 @@ class ChunkSharing:
         ahead, behind = self._ahead_and_behind(prompts, step)
         oldest = prompts[:1]
         if not ahead:
-            self._give_chunks(allowance, oldest, tokens_by_sequence, must_progress=True)
+            self._give_chunks(allowance, oldest, chunk_tokens, must_progress=True)
         else:
             first, second = (oldest, ahead) if self._oldest_is_first else (ahead, oldest)
             self._oldest_is_first = not self._oldest_is_first
             allowance.reserve_half()
-            self._give_chunks(allowance, first, tokens_by_sequence, must_progress=True)
+            self._give_chunks(allowance, first, chunk_tokens, must_progress=True)
             allowance.offer_all()
-            self._give_chunks(allowance, second, tokens_by_sequence)
-            self._give_chunks(allowance, first, tokens_by_sequence)
-        self._give_chunks(allowance, behind, tokens_by_sequence)
+            self._give_chunks(allowance, second, chunk_tokens)
+            self._give_chunks(allowance, first, chunk_tokens)
+        self._give_chunks(allowance, behind, chunk_tokens)
 
     def _count_mixed_step(self, step: int) -> bool:
-        """Count a step that could mix prompts with decoding. Returns whether it must only decode."""
+        """Count a step that could mix prompts with decoding. Returns whether it must only decode, so
+        that the duration of such a step stays known.
+        """
         if step > self._last_mixed_step + 1 and self._costs.knows_decoding:
             self._mixed_steps = 0
         self._last_mixed_step = step
-        due = self._mixed_steps >= MIXED_STEPS_IN_A_ROW
-        self._mixed_steps = 0 if due else self._mixed_steps + 1
-        return due
+        must_decode = self._mixed_steps >= MIXED_STEPS_IN_A_ROW
+        self._mixed_steps = 0 if must_decode else self._mixed_steps + 1
+        return must_decode
 
     def _ahead_and_behind(
         self, prompts: list[ScheduledSequence], step: int
@@ -400,21 +416,22 @@ class ChunkSharing:
         self,
         allowance: Allowance,
         prompts: Iterable[ScheduledSequence],
-        tokens_by_sequence: dict[ScheduledSequence, int],
+        chunk_tokens: dict[ScheduledSequence, int],
         *,
         must_progress: bool = False,
     ) -> None:
-        """Give each prompt a chunk in this order, until nothing is left. must_progress: the first
-        prompt gets at least a quantum.
+        """Give each prompt a chunk, or a larger one, in this order, until nothing is left.
+        chunk_tokens: the chunks so far, which this updates. must_progress: the first prompt gets at
+        least a quantum (`min_chunk_tokens`).
         """
         for sequence in prompts:
-            before = tokens_by_sequence.get(sequence, 0)
-            if before == sequence.longest_span:
+            taken = chunk_tokens.get(sequence, 0)
+            if taken == sequence.longest_span:
                 continue
-            more = allowance.take_tokens(
-                self._costs, sequence, taken=before, at_least_quantum=must_progress
+            more_tokens = allowance.take_tokens(
+                self._costs, sequence, taken=taken, at_least_quantum=must_progress
             )
             must_progress = False
-            if more == 0:
+            if more_tokens == 0:
                 return
-            tokens_by_sequence[sequence] = before + more
+            chunk_tokens[sequence] = taken + more_tokens

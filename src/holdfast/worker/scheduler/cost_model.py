@@ -82,13 +82,15 @@ class Trend:
             cost = min(max(cost, expected * _LOWEST), expected * _HIGHEST)
         self._weight = min(self._weight + weight, _MEMORY)
         gain = weight / self._weight
-        away_x = x - self._mean_x
-        away = cost - self._mean
+        x_deviation = x - self._mean_x
+        cost_deviation = cost - self._mean
         if gain < 1.0:
-            self._variance = (1.0 - gain) * (self._variance + gain * away_x * away_x)
-            self._covariance = (1.0 - gain) * (self._covariance + gain * away_x * away)
-        self._mean_x += gain * away_x
-        self._mean += gain * away
+            self._variance = (1.0 - gain) * (self._variance + gain * x_deviation * x_deviation)
+            self._covariance = (1.0 - gain) * (
+                self._covariance + gain * x_deviation * cost_deviation
+            )
+        self._mean_x += gain * x_deviation
+        self._mean += gain * cost_deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +128,23 @@ class CostModel:
         self._bounds = bounds
         self._most_chunk_tokens = sys.maxsize
         self._full_weight_tokens = 2 * min_chunk_tokens
-        self._last_chunks_seconds = 0.0
-        self._decode = Trend(first_guess=_FIRST_DECODE_SECONDS, spread=_ROWS_SPREAD)
-        self._prompt = Trend(first_guess=_FIRST_PROMPT_TOKEN_SECONDS, spread=_POSITIONS_SPREAD)
-        self._scores = Trend(first_guess=_FIRST_SCORE_SECONDS, spread=1.0)
+        self._last_chunks_seconds = 0.0  # duration of the last step with chunks
+        # seconds of a step by its rows, of a prompt token by its position, and of a score
+        self._decode_trend = Trend(first_guess=_FIRST_DECODE_SECONDS, spread=_ROWS_SPREAD)
+        self._prompt_trend = Trend(
+            first_guess=_FIRST_PROMPT_TOKEN_SECONDS, spread=_POSITIONS_SPREAD
+        )
+        self._score_trend = Trend(first_guess=_FIRST_SCORE_SECONDS, spread=1.0)
 
     @property
     def score_seconds(self) -> float:
         """The seconds that the log-probability of a prompt token takes, apart from its prefill."""
-        return self._scores.mean
+        return self._score_trend.mean
 
     @property
     def knows_decoding(self) -> bool:
         """Whether a step without chunks was ever measured."""
-        return self._decode.is_learned
+        return self._decode_trend.is_learned
 
     @property
     def seconds_without_decoding(self) -> float:
@@ -154,33 +159,40 @@ class CostModel:
         """The largest number of tokens in a chunk at a position, limited by the memory for
         attention scores, and by the sizes with which the device has failed.
         """
-        most = self._most_chunk_tokens
+        most_tokens = self._most_chunk_tokens
         if self._bounds.score_bytes_per_pair:
             # the largest n whose n * (position + n) pairs fit, by the stable form of the root
             pairs = self._bounds.score_bytes / self._bounds.score_bytes_per_pair
-            fitting = (
+            fitting_tokens = (
                 int(2 * pairs / (position + math.sqrt(position * position + 4 * pairs)))
                 if pairs
                 else 0
             )
-            most = min(
-                most, max(fitting - fitting % self._min_chunk_tokens, self._min_chunk_tokens)
+            most_tokens = min(
+                most_tokens,
+                max(
+                    fitting_tokens - fitting_tokens % self._min_chunk_tokens, self._min_chunk_tokens
+                ),
             )
-        return most
+        return most_tokens
 
     def decode_seconds(self, rows: int) -> float:
-        return self._decode.at(rows)
+        return self._decode_trend.at(rows)
 
     def decode_row_seconds(self, rows: int) -> float:
         """Seconds of a step per decoding row; 0 until such a step is measured."""
-        return self._decode.at(rows) / rows if rows and self._decode.is_learned else 0.0
+        return self._decode_trend.at(rows) / rows if rows and self._decode_trend.is_learned else 0.0
 
     def prompt_token_seconds_at(self, position: int) -> float:
-        return self._prompt.at(position)
+        return self._prompt_trend.at(position)
 
     def seconds_per_chunk(self) -> float:
         """The fixed cost of a chunk in a step with decoding rows, in addition to its tokens."""
-        return 0.0 if self._mixes_chunks or not self._decode.is_learned else self._decode.at(1)
+        return (
+            0.0
+            if self._mixes_chunks or not self._decode_trend.is_learned
+            else self._decode_trend.at(1)
+        )
 
     def more_chunk_seconds(
         self, position: int, tokens: int, *, score_seconds: float = 0.0
@@ -189,7 +201,7 @@ class CostModel:
 
         score_seconds: extra seconds for each token.
         """
-        return tokens * (self._prompt.at(position + tokens / 2) + score_seconds)
+        return tokens * (self._prompt_trend.at(position + tokens / 2) + score_seconds)
 
     def tokens_within(self, seconds: float, position: int, *, score_seconds: float = 0.0) -> int:
         """The largest number of tokens, starting at `position`, that fit in this time: the inverse
@@ -197,10 +209,11 @@ class CostModel:
         """
         if seconds <= 0.0:
             return 0
-        first = self._prompt.at(position) + score_seconds
-        slope = self._prompt.slope
-        # the stable form of the positive root of slope/2·n² + first·n = seconds, also for slope = 0
-        return int(2 * seconds / (first + math.sqrt(first * first + 2 * slope * seconds)))
+        first_seconds = self._prompt_trend.at(position) + score_seconds  # of the first token
+        slope = self._prompt_trend.slope
+        # the stable form of the positive root of slope/2·n² + first_seconds·n = seconds, also for slope = 0
+        root = math.sqrt(first_seconds * first_seconds + 2 * slope * seconds)
+        return int(2 * seconds / (first_seconds + root))
 
     def at_most(self, load: StepLoad) -> float | None:
         """An upper bound for the duration of a step with this load; None until a similar step is
@@ -209,25 +222,25 @@ class CostModel:
         Beyond the measured range, the cost grows in proportion to rows and positions: no row costs
         more than the first, and attention over twice the tokens costs at most twice as much.
         """
-        if (load.decode_rows and not self._decode.is_learned) or (
-            load.chunks and not self._prompt.is_learned
+        if (load.decode_rows and not self._decode_trend.is_learned) or (
+            load.chunks and not self._prompt_trend.is_learned
         ):
             return None
-        if load.scored_tokens and not self._scores.is_learned:
+        if load.scored_tokens and not self._score_trend.is_learned:
             return None
         seconds = 0.0
-        if load.decode_rows or (self._mixes_chunks and self._decode.is_learned):
+        if load.decode_rows or (self._mixes_chunks and self._decode_trend.is_learned):
             # any step reads the weights
-            seconds = self._decode.at_most(max(load.rows, 1))
-        if not self._decode.is_learned:
+            seconds = self._decode_trend.at_most(max(load.rows, 1))
+        if not self._decode_trend.is_learned:
             seconds = self._last_chunks_seconds  # one token may take as long as all of these
         if load.chunk_tokens:
-            seconds += load.chunk_tokens * self._prompt.at_most(
+            seconds += load.chunk_tokens * self._prompt_trend.at_most(
                 load.position_sum / load.chunk_tokens
             )
         return (
             seconds
-            + load.scored_tokens * self._scores.mean
+            + load.scored_tokens * self._score_trend.mean
             + load.chunks * self.seconds_per_chunk()
         )
 
@@ -235,27 +248,34 @@ class CostModel:
         """Learn from the duration of a step. `DraftGain` learns from those that verify drafts."""
         if not load.chunks:
             if load.decode_rows and not load.drafted_rows:
-                self._decode.learn(load.decode_rows, seconds)
+                self._decode_trend.learn(load.decode_rows, seconds)
             return
         self._last_chunks_seconds = seconds
-        fixed = self._seconds_without_prompt_tokens(load)
+        fixed_seconds = self._seconds_without_prompt_tokens(load)
         # a decode estimate that is too high must not make prompt tokens look free
-        added = max(seconds - fixed, seconds / 4)
-        if load.scored_tokens and self._prompt.is_learned:
-            read = load.chunk_tokens * self._prompt.at(load.position_sum / load.chunk_tokens)
+        token_seconds = max(seconds - fixed_seconds, seconds / 4)
+        if load.scored_tokens and self._prompt_trend.is_learned:
+            prefill_seconds = load.chunk_tokens * self._prompt_trend.at(
+                load.position_sum / load.chunk_tokens
+            )
             # likewise, the prefill estimate must not make scores look free: 0 would stay 0
-            self._scores.learn(0.0, max(added - read, added / 16) / load.scored_tokens)
+            self._score_trend.learn(
+                0.0, max(token_seconds - prefill_seconds, token_seconds / 16) / load.scored_tokens
+            )
             return
         # the fewer tokens a step has, the more its fixed cost blurs the cost per token
         weight = min(1.0, (load.chunk_tokens / self._full_weight_tokens) ** 2)
-        self._prompt.learn(
-            load.position_sum / load.chunk_tokens, added / load.chunk_tokens, weight=weight
+        self._prompt_trend.learn(
+            load.position_sum / load.chunk_tokens, token_seconds / load.chunk_tokens, weight=weight
         )
 
     def _seconds_without_prompt_tokens(self, load: StepLoad) -> float:
-        if not self._decode.is_learned:
+        """The estimated part of a step's duration that does not depend on its prompt tokens: its
+        decoding rows, and a further reading of the weights for each chunk that has its own pass.
+        """
+        if not self._decode_trend.is_learned:
             return 0.0
         if self._mixes_chunks:
-            return self._decode.at(max(load.rows, 1))
-        decoding = self._decode.at(load.rows) if load.rows else 0.0
-        return decoding + load.chunks * self._decode.at(1)
+            return self._decode_trend.at(max(load.rows, 1))
+        decoding = self._decode_trend.at(load.rows) if load.rows else 0.0
+        return decoding + load.chunks * self._decode_trend.at(1)

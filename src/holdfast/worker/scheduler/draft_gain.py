@@ -72,13 +72,13 @@ class RowCosts:
 
     def learn(self, rows: int, seconds: float, *, is_verifying: bool = False) -> None:
         """Learn from one step. rows: with those of drafted tokens."""
-        measured = math.log(seconds) - _log_guess(rows)
+        log_factor = math.log(seconds) - _log_guess(rows)
         if is_verifying:
-            measured -= self._verifying_log
+            log_factor -= self._verifying_log
         if self._shared_log is None:
-            self._shared_log = measured
+            self._shared_log = log_factor
         index = bisect.bisect_left(_RANGES, rows)
-        deviation = measured - self._shared_log - self._range_logs[index]
+        deviation = log_factor - self._shared_log - self._range_logs[index]
         deviation = max(-_MOST_DEVIATION, min(_MOST_DEVIATION, deviation))
         if is_verifying:
             limited = max(-_MOST_VERIFYING_DEVIATION, min(_MOST_VERIFYING_DEVIATION, deviation))
@@ -97,17 +97,18 @@ class RowCosts:
         end = index + step
         while 0 <= end < len(self._range_logs) and not self._steps[end]:
             end += step
-        own = self._range_logs[index]
-        is_last = not 0 <= end < len(self._range_logs)
-        slope = 0.0 if is_last else (self._range_logs[end] - own) / (end - index)
-        for at in range(index + step, end, step):
-            self._range_logs[at] = own + slope * (at - index)
+        start_log = self._range_logs[index]
+        has_end = 0 <= end < len(self._range_logs)  # otherwise no range there is measured
+        slope = (self._range_logs[end] - start_log) / (end - index) if has_end else 0.0
+        for gap in range(index + step, end, step):
+            self._range_logs[gap] = start_log + slope * (gap - index)
 
     def log_seconds(self, rows: int, *, drafted: int = 0) -> float:
         """The logarithm of a step's seconds, up to a constant. drafted: rows in addition."""
         rows += drafted
-        verifying = self._verifying_log if drafted else 0.0
-        return _log_guess(rows) + self._range_logs[bisect.bisect_left(_RANGES, rows)] + verifying
+        verifying_log = self._verifying_log if drafted else 0.0
+        range_log = self._range_logs[bisect.bisect_left(_RANGES, rows)]
+        return _log_guess(rows) + range_log + verifying_log
 
     def seconds(self, rows: int, *, drafted: int = 0) -> float | None:
         """The seconds of such a step; None if no step was measured yet."""
@@ -117,6 +118,7 @@ class RowCosts:
 
 
 def _log_guess(rows: int) -> float:
+    """The logarithm of the guessed time of a step with several rows, relative to one with one row."""
     return 0.0 if rows == 1 else math.log(_FIRST_FIXED + _FIRST_PER_ROW * rows)
 
 
@@ -127,7 +129,7 @@ class DraftGain:
         self._costs = RowCosts()
         self._verifying_steps = 0  # since the last step that verified nothing
         self._declined_steps = 0  # steps with drafts since the last step that verified any
-        self._retry_after = _FIRST_RETRY
+        self._retry_after_steps = _FIRST_RETRY
         # steps since a draft model was considered last, and for how many it is not considered
         self._skipped_steps = 0
         self._steps_to_skip = 0
@@ -145,7 +147,7 @@ class DraftGain:
         sequences. Each pass drafts one token for each of the sequences in `model_drafts`.
 
         offers: drafts that cost nothing. A sequence uses the better one of both. model_drafts: the
-        expected drafts of the draft model. most: as for `choose`. pass_seconds: how long the draft
+        expected drafts of the draft model. most: the largest number of drafted rows. pass_seconds: how long the draft
         model takes for one token of each sequence.
         """
         if self._verifying_steps >= _MOST_VERIFYING_STEPS or not model_drafts:
@@ -154,29 +156,32 @@ class DraftGain:
             self._skipped_steps += 1
             return 0
         self._skipped_steps = 0
-        plain = self._costs.seconds(rows)
-        if plain is None:
+        plain_seconds = self._costs.seconds(rows)  # of a step that verifies nothing
+        if plain_seconds is None:
             return 0
-        best = 0
-        best_net = max(
+        best_passes = 0
+        best_speedup = max(
             0.0, self._log_speedup(offers, model_drafts, 0, rows=rows, seconds=0.0, most=most)
         )
-        best_net += _LEAST_GAIN * rows
+        best_speedup += _LEAST_GAIN * rows
         longest = max(len(draft.chances) for draft in model_drafts.values())
         for count in range(1, longest + 1):
             seconds = count * pass_seconds
-            net = self._log_speedup(
+            speedup = self._log_speedup(
                 offers, model_drafts, count, rows=rows, seconds=seconds, most=most
             )
-            if net > best_net:
-                best = count
-                best_net = net
-        if best:
+            if speedup > best_speedup:
+                best_passes = count
+                best_speedup = speedup
+        if best_passes:
             self._seconds_since_trial = 0.0
             self._steps_to_skip = 0
-            return best
+            return best_passes
         self._steps_to_skip = min(2 * self._steps_to_skip + 1, _MOST_SKIPPED_STEPS)
-        if _TRIAL_PASSES * (pass_seconds + 0.2 * plain) < _TRIAL_SHARE * self._seconds_since_trial:
+        if (
+            _TRIAL_PASSES * (pass_seconds + 0.2 * plain_seconds)
+            < _TRIAL_SHARE * self._seconds_since_trial
+        ):
             self._seconds_since_trial = 0.0
             return _TRIAL_PASSES
         return 0
@@ -198,18 +203,21 @@ class DraftGain:
         gain = 0.0
         drafted = 0
         for request_id in {**offers, **model_drafts}:
-            free = offers.get(request_id, NO_DRAFT)
-            model = model_drafts.get(request_id, NO_DRAFT).cut(count)
-            better = max(free, model, key=lambda draft: draft.expected_tokens)
+            free_draft = offers.get(request_id, NO_DRAFT)
+            model_draft = model_drafts.get(request_id, NO_DRAFT).cut(count)
+            better = max(free_draft, model_draft, key=lambda draft: draft.expected_tokens)
             gain += math.log1p(better.expected_tokens)
             drafted += len(better.chances)
         if drafted > most:
             return -math.inf
-        plain = self._costs.log_seconds(rows)
-        step = self._costs.seconds(rows) or 1.0
+        plain_log = self._costs.log_seconds(rows)
+        plain_seconds = self._costs.seconds(rows) or 1.0
         # the time of the verifying step and of the passes, relative to a step without drafts
-        relative = math.exp(self._costs.log_seconds(rows, drafted=drafted) - plain) + seconds / step
-        return gain - rows * math.log(relative)
+        relative_time = (
+            math.exp(self._costs.log_seconds(rows, drafted=drafted) - plain_log)
+            + seconds / plain_seconds
+        )
+        return gain - rows * math.log(relative_time)
 
     def approve_prefill(
         self,
@@ -224,19 +232,20 @@ class DraftGain:
         drafting since the answer began would have saved that time, or if it is time for a trial,
         which is then counted.
 
-        chances: of its drafts. rows: how many sequences decode. generated: tokens of the answer;
-        the same number is expected to follow.
+        chances: for each token of its drafts, the chance that it and those before it are right.
+        rows: how many sequences decode. generated: tokens of the answer; the same number is expected
+        to follow.
         """
-        plain = self._costs.seconds(rows)
-        if plain is None:
+        plain_seconds = self._costs.seconds(rows)
+        if plain_seconds is None:
             return False
-        best = plain
-        tokens = 1.0
+        best_seconds = plain_seconds  # for a token of each sequence
+        tokens = 1.0  # expected from a step that verifies `count` drafted tokens of each sequence
         for count, chance in enumerate(chances, start=1):
             tokens += chance
-            step = self._costs.seconds(rows, drafted=rows * count) or plain
-            best = min(best, (step + count * pass_seconds) / tokens)
-        if generated * (plain - best) >= seconds:
+            step_seconds = self._costs.seconds(rows, drafted=rows * count) or plain_seconds
+            best_seconds = min(best_seconds, (step_seconds + count * pass_seconds) / tokens)
+        if generated * (plain_seconds - best_seconds) >= seconds:
             return True
         if seconds < _TRIAL_SHARE * self._seconds_since_trial:
             self._seconds_since_trial -= seconds / _TRIAL_SHARE
@@ -269,29 +278,32 @@ class DraftGain:
         }
 
     def _rows_to_verify(self, gains: Sequence[tuple[float, RequestId]], *, rows: int) -> int:
-        """How many drafted rows to verify. gains: see `choose`, the largest first."""
-        best = 0
+        """How many drafted rows to verify; counts the step as one that verifies drafts or declines
+        them. gains: for each drafted token, by how much it raises the logarithm of its sequence's
+        speed, the largest first; with the request id.
+        """
+        best_count = 0
         best_gain = _LEAST_GAIN * rows
         gain = 0.0
-        plain = self._costs.log_seconds(rows)
-        for count, (more, _) in enumerate(gains, start=1):
-            gain += more
-            net = gain - rows * (self._costs.log_seconds(rows, drafted=count) - plain)
-            if net > best_gain:
-                best = count
-                best_gain = net
-        if best:
+        plain_log = self._costs.log_seconds(rows)
+        for count, (token_gain, _) in enumerate(gains, start=1):
+            gain += token_gain
+            net_gain = gain - rows * (self._costs.log_seconds(rows, drafted=count) - plain_log)
+            if net_gain > best_gain:
+                best_count = count
+                best_gain = net_gain
+        if best_count:
             self._verifying_steps += 1
             self._declined_steps = 0
-            self._retry_after = _FIRST_RETRY
+            self._retry_after_steps = _FIRST_RETRY
             if self._verifying_steps > _MOST_VERIFYING_STEPS:
                 self._verifying_steps = 0
                 return 0
-            return best
+            return best_count
         self._verifying_steps = 0
         self._declined_steps += 1
-        if self._declined_steps > self._retry_after:
+        if self._declined_steps > self._retry_after_steps:
             self._declined_steps = 0
-            self._retry_after = min(2 * self._retry_after, _LAST_RETRY)
+            self._retry_after_steps = min(2 * self._retry_after_steps, _LAST_RETRY)
             return min(len(gains), 4)
         return 0

@@ -7,6 +7,10 @@ waits. Tokens count once they are planned, and a sequence whose tokens are all p
 more spans. A sequence that turns out to have ended in step k may have a span in step k+1; the token
 of that span is ignored. Memory that a dispatched step uses stays reserved until the result of that
 step is reported.
+
+The KV of a sequence is its *live state*. Other sequences may share it; it is *parked* when its
+request has ended, and freed when memory is needed. *Idle work* prefills a prompt that is expected
+later, while there is no request.
 """
 
 from __future__ import annotations
@@ -35,9 +39,8 @@ from holdfast.worker.scheduler.admission import (
 from holdfast.worker.scheduler.chunking import NO_ROWS, ChunkSharing
 from holdfast.worker.scheduler.cost_model import UNBOUNDED, ChunkBounds, CostModel, StepLoad
 from holdfast.worker.scheduler.draft_gain import NO_OFFERS, DraftGain, Offers
-from holdfast.worker.scheduler.queue import (
-    FairShare,
-    RetryEstimate,
+from holdfast.worker.scheduler.queue import FairShare, RetryEstimate
+from holdfast.worker.scheduler.sequence import (
     ScheduledSequence,
     SequenceCosts,
     by_order,
@@ -56,7 +59,7 @@ class Decision:
 
     admitted: tuple[RequestId, ...] = ()  # prefilled from their first token that is not cached
     preempted: tuple[RequestId, ...] = ()
-    grown: tuple[RequestId, ...] = ()  # to their new capacity
+    grown: tuple[RequestId, ...] = ()  # whose buffers must be enlarged to `capacity_tokens`
     plan: StepPlan = StepPlan()
     # upper bound, including the time to enlarge buffers; None: not measured yet
     expected_seconds: float | None = None
@@ -85,7 +88,8 @@ class SchedulerStatistics:
     running: int
     queued: int
     prefilling: int  # running sequences that are being prefilled
-    # for running sequences, including live states that they share, and for dispatched steps
+    # for running sequences, including live states that they share, and for dispatched steps; not
+    # for parked states, which are freed as soon as a request needs their memory
     reserved_bytes: int
     budget_bytes: int
     preemptions: int  # since the start
@@ -141,12 +145,12 @@ class Scheduler:
         self._reservations = KvReservations(
             costs, budget_bytes=budget_bytes, expected_output_tokens=settings.expected_output_tokens
         )
-        self._costs = CostModel(
+        self._cost_model = CostModel(
             mixes_chunks=mixes_chunks, min_chunk_tokens=settings.min_chunk_tokens, bounds=bounds
         )
         self._draft_gain = DraftGain()
-        self._sharing = ChunkSharing(
-            self._costs,
+        self._chunk_sharing = ChunkSharing(
+            self._cost_model,
             min_chunk_tokens=settings.min_chunk_tokens,
             stall_seconds=settings.stall_seconds,
         )
@@ -163,8 +167,8 @@ class Scheduler:
         self._recorded_steps = 0  # number of the last reported plan
         self._preemptions = 0
         self.admits_one_at_a_time = False
-        # whether `max_running` was lowered, so that too many sequences run until the next step
-        self._was_lowered = False
+        # whether `max_running` may have been lowered, so that too many run until the next step
+        self._may_exceed_max_running = False
 
     def submit(self, sequence: ScheduledSequence) -> None:
         """Put a request into the queue. Its answer ends at the end of the context, if not before.
@@ -174,7 +178,7 @@ class Scheduler:
         Raises QueueFull, TooLargeForMemory and PromptTooLong, and InvalidRequest for an empty
         prompt or an id in use.
         """
-        self._check(sequence)
+        self._check_request(sequence)
         sequence.max_tokens = min(
             sequence.max_tokens, self._context_tokens - sequence.prompt_tokens
         )
@@ -191,7 +195,7 @@ class Scheduler:
         self._enqueue_last(sequence)
         self._fairness.add_sequence(sequence)
 
-    def _check(self, sequence: ScheduledSequence) -> None:
+    def _check_request(self, sequence: ScheduledSequence) -> None:
         """Raise InvalidRequest for a request that cannot be served."""
         if sequence.request_id in self._sequences:
             raise InvalidRequest(
@@ -214,6 +218,7 @@ class Scheduler:
         return self._reservations.fits_alone(costs, final_tokens=final_tokens)
 
     def _check_queue(self, service: ServiceClass) -> None:
+        """Raise QueueFull if the queue has no room for one more request of this flow."""
         # free running slots count, too, because requests in the queue get them in the next step
         limit = self._settings.max_queued + max(0, self._settings.max_running - len(self._running))
         if not self._fairness.may_wait(service.flow, self._queue, limit=limit):
@@ -232,7 +237,7 @@ class Scheduler:
             self._settings, max_running=max_running, step_tokens=step_tokens
         )
         self._step_tokens = step_tokens
-        self._was_lowered = True
+        self._may_exceed_max_running = True
 
     def set_budget(self, nbytes: int) -> None:
         """Change the budget of live KV.
@@ -250,7 +255,7 @@ class Scheduler:
 
     def limit_chunks(self, tokens: int) -> None:
         """Limit prompt chunks, because the device has failed on larger ones."""
-        self._costs.limit_chunks(tokens)
+        self._cost_model.limit_chunks(tokens)
 
     def record_live_states(self, *, total_bytes: int, parked_bytes: int) -> int:
         """Record the memory of live states that no reservation covers: states that sequences share,
@@ -263,15 +268,16 @@ class Scheduler:
         reservations.parked_bytes = parked_bytes
         if not parked_bytes:
             return 0
-        growth = sum(
+        growth_bytes = sum(
             extra_bytes(each, reservations.capacities_for_growth(each)[-1])
             for each in self._lacking_capacity()
         )
-        missing = min(max(0, growth - reservations.free_bytes), parked_bytes)
-        head = self._next_in_queue()
-        if missing or head is None or len(self._running) >= self._settings.max_running:
-            return missing
-        return reservations.parked_bytes_to_free(head)
+        missing_bytes = min(max(0, growth_bytes - reservations.free_bytes), parked_bytes)
+        next_sequence = self._next_in_queue()
+        has_slot = len(self._running) < self._settings.max_running
+        if missing_bytes or next_sequence is None or not has_slot:
+            return missing_bytes
+        return reservations.parked_bytes_to_free(next_sequence)
 
     def has_room_for_copy(self, request_id: RequestId) -> bool:
         """Whether a running request could have its own copy of all its tokens, including those that
@@ -281,36 +287,42 @@ class Scheduler:
         if sequence is None:
             return True
         costs = sequence.native_costs or sequence.costs
-        needed = costs.bytes_for(sequence.capacity_tokens)
-        return needed - sequence.reserved_bytes <= self._reservations.free_bytes
+        needed_bytes = costs.bytes_for(sequence.capacity_tokens)
+        return needed_bytes - sequence.reserved_bytes <= self._reservations.free_bytes
 
-    def short_of_memory(
+    def next_to_quantize(
         self, costs: SequenceCosts, *, may_quantize: Callable[[RequestId], bool]
     ) -> RequestId | None:
         """If the waiting requests for which there are running slots do not all fit: the first one
-        whose costs may change and that needs less with these costs, if it then fits together with
-        those before it.
+        that may be quantized and then needs less memory, if it then fits together with those before
+        it.
 
-        Parked states count as free memory, because they are freed when a request needs them.
+        costs: those of a quantized sequence. may_quantize: whether a request leaves this to the
+        server. Parked states count as free memory, because they are freed when a request needs them.
         """
-        self._reservations.fit_budget(
-            self._sequences.values()
-        )  # to the costs that were changed last
-        head = self._next_in_queue()
-        slots = self._settings.max_running - len(self._running)
-        if head is None or slots <= 0 or (self.admits_one_at_a_time and self._unpaused):
+        # the caller may have changed the costs of a sequence since the last call
+        self._reservations.fit_budget(self._sequences.values())
+        next_sequence = self._next_in_queue()
+        free_slots = self._settings.max_running - len(self._running)
+        if (
+            next_sequence is None
+            or free_slots <= 0
+            or (self.admits_one_at_a_time and self._unpaused_running)
+        ):
             return None
-        others = [each for each in self._queue if each.may_be_admitted and each is not head]
-        waiting = (head, *others[: slots - 1])
-        if self._reservations.all_fit(waiting):
+        others = [
+            each for each in self._queue if each.may_be_admitted and each is not next_sequence
+        ]
+        next_sequences = (next_sequence, *others[: free_slots - 1])
+        if self._reservations.all_fit(next_sequences):
             return None
-        for place, sequence in enumerate(waiting):
-            changed = replace(sequence, costs=costs, held_tokens=0)
-            saves = self._reservations.bytes_at_admission(
-                changed
+        for index, sequence in enumerate(next_sequences):
+            quantized = replace(sequence, costs=costs, held_tokens=0)
+            saves_memory = self._reservations.bytes_at_admission(
+                quantized
             ) < self._reservations.bytes_at_admission(sequence)
-            if saves and may_quantize(sequence.request_id):
-                fits = self._reservations.all_fit((*waiting[:place], changed))
+            if saves_memory and may_quantize(sequence.request_id):
+                fits = self._reservations.all_fit((*next_sequences[:index], quantized))
                 return sequence.request_id if fits else None
         return None
 
@@ -339,7 +351,7 @@ class Scheduler:
             self._queue.remove(sequence)
             self._enqueue_last(sequence)
         elif sequence.position < sequence.known_tokens:
-            prefilling = (*self._prefilling, sequence)
+            prefilling = (*self._prefilling, sequence)  # not in the order of age
             self._prefilling = [each for each in self._running.values() if each in prefilling]
         elif not sequence.is_fully_planned:
             self._decoding.append(sequence)
@@ -349,8 +361,8 @@ class Scheduler:
         # Called often, and most sequences wait for memory: so leave these out first, and look the
         # member of the enum up only once, which is slow.
         memory = WaitReason.MEMORY
-        unready = [each for each in self._queue if each.waits_for is not memory]
-        return [each.request_id for each in unready if each.waits_for in reasons]
+        others = [each for each in self._queue if each.waits_for is not memory]
+        return [each.request_id for each in others if each.waits_for in reasons]
 
     def restart(self, request_id: RequestId) -> None:
         """Prefill a request again from its first token. The request joins the end of the queue.
@@ -396,7 +408,7 @@ class Scheduler:
         if (
             not lacking
             and not self._prefilling
-            and not self._excess
+            and not self._excess_running
             and self._next_in_queue() is None
         ):
             if not self._decoding:
@@ -411,7 +423,7 @@ class Scheduler:
         admitted: tuple[RequestId, ...] = ()
         if not room.waits_for_memory and not room.preempted:
             room.preempted += self._preempt_excess()
-            if not (self.admits_one_at_a_time and self._unpaused):
+            if not (self.admits_one_at_a_time and self._unpaused_running):
                 room.preempted += self._preempt_paused()
                 room.preempted += self._preempt_for_fairness()
                 admitted = self._admit()
@@ -427,21 +439,23 @@ class Scheduler:
         """Plan the step after room was made, and estimate its duration, including the copies of
         buffers that grow.
         """
-        plan = self._plan(offers, may_prefill)
+        plan = self._plan_step(offers, may_prefill)
         if not plan.spans and not admitted and not room.preempted and not room.grown:
             return _NOTHING_TO_DO
-        expected = self._costs.at_most(self._under_way[-1].load) if plan.spans else None
-        if expected is not None:
-            buffers = (self._sequences[each] for each in (*admitted, *room.grown))
-            copied = sum(each.costs.bytes_for(each.capacity_tokens) for each in buffers)
-            expected += copied / _COPIED_BYTES_PER_SECOND
+        expected_seconds = (
+            self._cost_model.at_most(self._under_way[-1].load) if plan.spans else None
+        )
+        if expected_seconds is not None:
+            enlarged = (self._sequences[each] for each in (*admitted, *room.grown))
+            copied_bytes = sum(each.costs.bytes_for(each.capacity_tokens) for each in enlarged)
+            expected_seconds += copied_bytes / _COPIED_BYTES_PER_SECOND
         return Decision(
             admitted=admitted,
             preempted=tuple(room.preempted),
             # a sequence that has just grown may have been preempted
             grown=tuple(each for each in room.grown if each in self._running),
             plan=plan,
-            expected_seconds=expected,
+            expected_seconds=expected_seconds,
         )
 
     def record_step(self, outcome: StepOutcome) -> tuple[RequestId, ...]:
@@ -455,50 +469,59 @@ class Scheduler:
             "steps are reported out of order"
         )
         self._recorded_steps = step.number
-        finished: list[RequestId] = []
+        at_max_tokens: list[RequestId] = []
         for request_id, tokens in outcome.generated_tokens.items():
             sequence = self._sequences.get(request_id)
+            # the id may belong to a later request, or the sequence may have restarted since
             if sequence is None or sequence.submitted_after_step >= step.number:
                 continue
             sequence.generated_tokens += tokens
             if sequence.generated_tokens >= sequence.max_tokens:
-                finished.append(request_id)
+                at_max_tokens.append(request_id)
         if step.load.drafted_rows:
             self._settle_drafts(step, outcome)
         by_length: tuple[RequestId, ...] = ()
-        if outcome.ended or finished or step.prefill_only:
-            by_length = self._end_all(step, outcome, finished)
+        if outcome.ended or at_max_tokens or step.prefill_only:
+            by_length = self._forget_ended(step, outcome, at_max_tokens)
         self._reservations.release_after(step.number)
-        self._costs.learn(step.load, outcome.seconds)
+        self._cost_model.learn(step.load, outcome.seconds)
         if not step.load.chunks:
             self._draft_gain.learn(
                 step.load.rows, outcome.seconds, is_verifying=step.load.drafted_rows > 0
             )
         self._fairness.pass_time(outcome.seconds)
-        self._sharing.pass_time(outcome.seconds)
+        self._chunk_sharing.pass_time(outcome.seconds)
         self._retry_estimate.learn(
             seconds=outcome.seconds, ends=len(by_length) + len(outcome.ended)
         )
         return by_length
 
     def _settle_drafts(self, step: StepUnderWay, outcome: StepOutcome) -> None:
+        """Correct the positions of sequences whose drafts the step has verified: it was planned as if
+        all drafted tokens were accepted.
+        """
         for span in step.plan.spans:
             sequence = self._running.get(span.request_id)
             if sequence is not None and sequence.is_verifying and sequence.last_step == step.number:
                 sequence.settle_draft(
-                    verified=span.tokens,
+                    span_tokens=span.tokens,
                     generated_tokens=outcome.generated_tokens.get(span.request_id, 0),
                     repeated=outcome.repeated.get(span.request_id, 0),
                 )
 
     def statistics(self) -> SchedulerStatistics:
+        # no reservation covers the live states that running sequences share, so these are added;
+        # parked states are not in use by any sequence, so they do not count
+        reserved_bytes = (
+            self._reservations.reserved_bytes
+            + self._reservations.live_state_bytes
+            - self._reservations.parked_bytes
+        )
         return SchedulerStatistics(
             running=sum(not each.is_idle_work for each in self._running.values()),
             queued=sum(not each.is_idle_work for each in self._queue),
             prefilling=sum(not each.is_idle_work for each in self._prefilling),
-            reserved_bytes=self._reservations.reserved_bytes
-            + self._reservations.live_state_bytes
-            - self._reservations.parked_bytes,
+            reserved_bytes=reserved_bytes,
             budget_bytes=self._reservations.budget_bytes,
             preemptions=self._preemptions,
             max_running=self._settings.max_running,
@@ -513,7 +536,7 @@ class Scheduler:
             "a sequence is neither waiting nor running"
         )
         assert not waiting & set(self._running), "a sequence waits and runs"
-        assert self._was_lowered or not self._excess, "too many run"
+        assert self._may_exceed_max_running or not self._excess_running, "too many run"
         assert len(self._sequences) == 1 or not any(
             each.is_idle_work for each in self._sequences.values()
         ), "idle work is not alone"
@@ -529,11 +552,14 @@ class Scheduler:
         return self._fairness.next(self._queue, self._running.values())
 
     def _admit(self) -> tuple[RequestId, ...]:
+        """Start sequences from the queue while there are running slots and memory. A sequence with
+        tokens in a dispatched step is not started before these are known.
+        """
         admitted: list[RequestId] = []
-        most = self._settings.max_running
+        max_running = self._settings.max_running
         if self.admits_one_at_a_time:  # paused sequences make no progress, so they do not count
-            most = min(most, len(self._running) - self._unpaused + 1)
-        while len(self._running) < most and (sequence := self._next_in_queue()) is not None:
+            max_running = min(max_running, len(self._running) - self._unpaused_running + 1)
+        while len(self._running) < max_running and (sequence := self._next_in_queue()) is not None:
             tokens_are_known = sequence.last_step <= self._recorded_steps
             if not tokens_are_known or not self._reservations.fits(sequence):
                 break
@@ -545,7 +571,8 @@ class Scheduler:
         return tuple(admitted)
 
     @property
-    def _unpaused(self) -> int:
+    def _unpaused_running(self) -> int:
+        """The number of running sequences that are not paused."""
         return sum(not each.is_paused for each in self._running.values())
 
     def _start_running(self, sequence: ScheduledSequence) -> None:
@@ -563,14 +590,14 @@ class Scheduler:
     def _preempt_paused(self) -> list[RequestId]:
         """Preempt paused sequences until the next sequence in the queue fits."""
         preempted: list[RequestId] = []
-        while (waits := self._next_in_queue()) is not None:
+        while (next_sequence := self._next_in_queue()) is not None:
             paused = [
                 each
                 for each in self._running.values()
                 if each.is_paused and not each.is_fully_planned
             ]
-            has_place = len(self._running) < self._settings.max_running
-            if not paused or (has_place and self._reservations.fits_after_steps(waits)):
+            has_slot = len(self._running) < self._settings.max_running
+            if not paused or (has_slot and self._reservations.fits_after_steps(next_sequence)):
                 break
             preempted.append(paused[-1].request_id)
             self._preempt(paused[-1])
@@ -580,26 +607,27 @@ class Scheduler:
         """Preempt sequences of flows with more than their share of the running sequences, if that
         makes room for the next sequence in the queue.
         """
-        waits = self._next_in_queue()
-        if waits is None or waits.last_step > self._recorded_steps:
+        next_sequence = self._next_in_queue()
+        if next_sequence is None or next_sequence.last_step > self._recorded_steps:
             return []
         victims = victims_for(
-            waits,
+            next_sequence,
             self._reservations,
-            candidates=self._fairness.preemptible(waits, self._running),
+            candidates=self._fairness.preemptible(next_sequence, self._running),
             running=len(self._running),
             max_running=self._settings.max_running,
         )
         return self._preempt_all(victims)
 
     @property
-    def _excess(self) -> int:
+    def _excess_running(self) -> int:
+        """The number of running sequences above `max_running`."""
         return max(0, len(self._running) - self._settings.max_running)
 
     def _preempt_excess(self) -> list[RequestId]:
         """Preempt the sequences that exceed `max_running` since it was lowered."""
-        excess = self._excess
-        self._was_lowered = excess > 0
+        excess = self._excess_running
+        self._may_exceed_max_running = excess > 0  # some are about to end and are not preempted
         if not excess:
             return []
         ranks = self._fairness.ranks(self._running)
@@ -611,6 +639,7 @@ class Scheduler:
         return [sequence.request_id for sequence in sequences]
 
     def _preempt(self, sequence: ScheduledSequence) -> None:
+        """Stop a running sequence, which waits again at the place of its age in the queue."""
         self._stop_running(sequence)
         self._fairness.preempt(sequence)
         bisect.insort(self._queue, sequence, key=by_order)
@@ -622,6 +651,7 @@ class Scheduler:
         self._queue.append(sequence)
 
     def _forget(self, sequence: ScheduledSequence) -> None:
+        """Remove a sequence that has ended, from the queue or from the running sequences."""
         del self._sequences[sequence.request_id]
         self._fairness.forget(sequence)
         if sequence.request_id in self._running:
@@ -631,6 +661,7 @@ class Scheduler:
         self._reservations.fit_budget(self._sequences.values())
 
     def _stop_running(self, sequence: ScheduledSequence) -> None:
+        """Take a sequence out of the running ones, and free its memory as soon as possible."""
         del self._running[sequence.request_id]
         if not sequence.is_paused:
             if sequence.position < sequence.known_tokens:
@@ -639,23 +670,23 @@ class Scheduler:
                 self._decoding.remove(sequence)
         self._reservations.release(sequence, recorded_steps=self._recorded_steps)
 
-    def _end_all(
-        self, step: StepUnderWay, outcome: StepOutcome, finished: list[RequestId]
+    def _forget_ended(
+        self, step: StepUnderWay, outcome: StepOutcome, at_max_tokens: list[RequestId]
     ) -> tuple[RequestId, ...]:
         """Forget the sequences that ended with a step. Returns those that ended by length, which
-        the worker does not know yet.
+        the worker does not know yet: those with `max_tokens` tokens, and those that need none.
         """
-        finished += [
+        by_length = at_max_tokens + [
             each.request_id
             for each in step.prefill_only
             if self._sequences.get(each.request_id) is each
             and each.submitted_after_step < step.number
         ]
-        for request_id in (*outcome.ended, *finished):
+        for request_id in (*outcome.ended, *by_length):
             sequence = self._sequences.get(request_id)
             if sequence is not None and sequence.submitted_after_step < step.number:
                 self._forget(sequence)
-        return tuple(request_id for request_id in finished if request_id not in outcome.ended)
+        return tuple(request_id for request_id in by_length if request_id not in outcome.ended)
 
     def _lacking_capacity(self) -> list[ScheduledSequence]:
         """Decoding sequences without memory for their next token."""
@@ -663,9 +694,10 @@ class Scheduler:
             sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
         ]
 
-    def _plan(self, offers: Offers, may_prefill: MayPrefill) -> StepPlan:
-        number = self._issued_steps + 1
-        spans = self._decode_spans(number, offers)
+    def _plan_step(self, offers: Offers, may_prefill: MayPrefill) -> StepPlan:
+        """Plan decoding first, then prompt chunks in the rows that are left (`step_tokens`)."""
+        step_number = self._issued_steps + 1
+        spans = self._decode_spans(step_number, offers)
         rows = sum(span.tokens for span in spans)
         load = StepLoad(len(spans), drafted_rows=rows - len(spans))
         prefill_only: tuple[ScheduledSequence, ...] = ()
@@ -675,29 +707,34 @@ class Scheduler:
             if may_prefill(each.request_id, each.position, self._step_tokens)
         ]
         if prefilling:
-            load, prefill_only = self._add_chunks(spans, load, number, prefilling)
+            load, prefill_only = self._add_chunks(spans, load, step_number, prefilling)
         if not spans:
             return _NOTHING_TO_DO.plan
         plan = StepPlan(spans=tuple(spans))
-        self._issued_steps = number
-        self._under_way.append(StepUnderWay(number, plan, load, prefill_only))
+        self._issued_steps = step_number
+        self._under_way.append(StepUnderWay(step_number, plan, load, prefill_only))
         return plan
 
-    def _decode_spans(self, number: int, offers: Offers) -> list[Span]:
+    def _decode_spans(self, step_number: int, offers: Offers) -> list[Span]:
+        """Plan the spans of the decoding sequences. Each sequence advances as if all its drafted
+        tokens were accepted; `_settle_drafts` corrects that when the result is known.
+        """
         spans: list[Span] = []
         plans_last_token = False
-        decoding = self._decoding_this_step(number)
-        drafts = self._drafts(decoding, offers) if offers else {}
+        decoding = self._decoding_this_step(step_number)
+        drafts = self._drafts_to_verify(decoding, offers) if offers else {}
         for sequence in decoding:
             position = sequence.position
             if position >= sequence.capacity_tokens or sequence.is_verifying:
                 continue  # until there is memory, or until its last step is over
             draft = drafts.get(sequence.request_id, NO_DRAFT)
-            extra = len(draft.chances)
-            if extra and sequence.last_step > self._recorded_steps:
+            drafted_tokens = len(draft.chances)
+            if drafted_tokens and sequence.last_step > self._recorded_steps:
                 continue  # to verify its draft, it waits until its last token is known
-            assert len(draft.token_ids) == extra, "the tokens of a draft in a plan are known"
-            tokens = sequence.repeated + 1 + extra
+            assert len(draft.token_ids) == drafted_tokens, (
+                "the tokens of a draft in a plan are known"
+            )
+            tokens = sequence.repeated + 1 + drafted_tokens
             spans.append(
                 Span(
                     request_id=sequence.request_id,
@@ -708,10 +745,10 @@ class Scheduler:
                 )
             )
             sequence.position = position + tokens
-            sequence.last_step = number
-            sequence.planned_answer_tokens += 1 + extra
+            sequence.last_step = step_number
+            sequence.planned_answer_tokens += 1 + drafted_tokens
             sequence.repeated = 0
-            sequence.is_verifying = extra > 0
+            sequence.is_verifying = drafted_tokens > 0
             if sequence.planned_answer_tokens >= sequence.max_tokens:
                 plans_last_token = True
         if plans_last_token:
@@ -720,44 +757,58 @@ class Scheduler:
             ]
         return spans
 
-    def _drafts(self, decoding: list[ScheduledSequence], offers: Offers) -> dict[RequestId, Draft]:
-        if not self._costs.knows_decoding:
+    def _drafts_to_verify(
+        self, decoding: list[ScheduledSequence], offers: Offers
+    ) -> dict[RequestId, Draft]:
+        """Choose the drafts that the step verifies, none until a decode step was measured."""
+        if not self._cost_model.knows_decoding:
             return {}
-        able: dict[RequestId, Draft] = {}
+        possible: dict[RequestId, Draft] = {}
         for sequence in decoding:
             if sequence.request_id in offers and not sequence.is_verifying:
                 draft = offers[sequence.request_id]
-                able[sequence.request_id] = draft.cut(sequence.most_drafted)
+                possible[sequence.request_id] = draft.cut(sequence.most_drafted)
         return self._draft_gain.choose(
-            able, rows=len(decoding), most=self._most_drafted(len(decoding))
+            possible, rows=len(decoding), most=self._most_drafted_rows(len(decoding))
         )
 
-    def _most_drafted(self, rows: int) -> int:
-        """The largest number of drafted rows of a step with `rows` decoding sequences."""
-        most = self._step_tokens - rows
+    def _most_drafted_rows(self, rows: int) -> int:
+        """The largest number of drafted rows of a step with `rows` decoding sequences: they leave
+        room for the smallest chunk, if there are prompts.
+        """
+        free_rows = self._step_tokens - rows
         if self._prefilling:
-            most -= min(self._settings.min_chunk_tokens, most)
-        return most
+            free_rows -= min(self._settings.min_chunk_tokens, free_rows)
+        return free_rows
 
     def passes_of_draft_model(
         self, offers: Offers, model_drafts: Offers, *, pass_seconds: float
     ) -> int:
-        """How many tokens a draft model should draft before the next step; see `DraftGain.passes`."""
+        """How many tokens, one per forward pass, a draft model should draft for each sequence in
+        `model_drafts` before the next step.
+
+        offers: drafts that cost nothing. model_drafts: those that are expected of the draft model.
+        pass_seconds: the duration of a pass.
+        """
         rows = len(self._decoding)
-        if not rows or not self._costs.knows_decoding:
+        if not rows or not self._cost_model.knows_decoding:
             return 0
         return self._draft_gain.passes(
             offers,
             model_drafts,
             rows=rows,
-            most=self._most_drafted(rows),
+            most=self._most_drafted_rows(rows),
             pass_seconds=pass_seconds,
         )
 
     def approve_draft_prefill(
         self, chances: Sequence[float], *, pass_seconds: float, seconds: float, generated: int
     ) -> bool:
-        """As `DraftGain.approve_prefill`, with the sequences that decode now."""
+        """Decide whether a draft model prefills a sequence, which takes `seconds`.
+
+        chances: for each token of its drafts, the chance that it and those before it are right.
+        pass_seconds: how long it takes to draft a token. generated: tokens of the answer so far.
+        """
         return self._draft_gain.approve_prefill(
             chances,
             rows=max(1, len(self._decoding)),
@@ -766,28 +817,28 @@ class Scheduler:
             generated=generated,
         )
 
-    def _decoding_this_step(self, number: int) -> list[ScheduledSequence]:
+    def _decoding_this_step(self, step_number: int) -> list[ScheduledSequence]:
         """The sequences that decode in this step: all, or, if they would leave no room for
         a chunk, some of them in turn.
         """
         limit = self._step_tokens
         if self._prefilling:
             # with one token per step, prefill and decode alternate
-            limit -= min(self._settings.min_chunk_tokens, limit // 2) or number % 2
+            limit -= min(self._settings.min_chunk_tokens, limit // 2) or step_number % 2
         if len(self._decoding) <= limit:
             return self._decoding
         stalled = self._lacking_capacity()
-        able = [
+        ready = [
             sequence for sequence in self._decoding if sequence.position < sequence.capacity_tokens
         ]
-        self._decoding = stalled + able[limit:] + able[:limit]
-        return able[:limit]
+        self._decoding = stalled + ready[limit:] + ready[:limit]
+        return ready[:limit]
 
     def _add_chunks(
         self,
         spans: list[Span],
         decoding: StepLoad,
-        number: int,
+        step_number: int,
         prefilling: list[ScheduledSequence],
     ) -> tuple[StepLoad, tuple[ScheduledSequence, ...]]:
         """Add chunks of the prompts in `prefilling` to the spans of the decoding sequences.
@@ -796,26 +847,32 @@ class Scheduler:
         end with it because they generate no token.
         """
         rows = decoding.decode_rows
-        seconds = self._sharing.stall_seconds(rows) if rows else math.inf
+        chunk_seconds = self._chunk_sharing.stall_seconds(rows) if rows else math.inf
         chunk_tokens = 0
         scored_tokens = 0
         position_sum = 0.0
         prefill_only: list[ScheduledSequence] = []
-        by_flow = (
+        rows_by_flow = (
             Counter(self._sequences[span.request_id].service.flow for span in spans)
             if self._fairness.flows > 1
             else NO_ROWS
         )
-        room = self._step_tokens - decoding.rows
+        free_tokens = self._step_tokens - decoding.rows
         if prefilling[0].is_idle_work:
-            room = min(room, self._sharing.idle_work_tokens(prefilling[0].position))
-        chunks = self._sharing.share(
-            prefilling, tokens=room, seconds=seconds, step=number, rows=by_flow
+            free_tokens = min(
+                free_tokens, self._chunk_sharing.idle_work_tokens(prefilling[0].position)
+            )
+        chunks = self._chunk_sharing.share(
+            prefilling,
+            tokens=free_tokens,
+            seconds=chunk_seconds,
+            step=step_number,
+            rows=rows_by_flow,
         )
         for sequence, tokens in chunks:
             start = sequence.position
             sequence.position = start + tokens
-            sequence.last_step = number
+            sequence.last_step = step_number
             samples = False
             if sequence.position == sequence.known_tokens:
                 self._prefilling.remove(sequence)

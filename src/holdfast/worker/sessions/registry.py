@@ -1,5 +1,6 @@
 """The sessions of a worker, by tenant and id, and the blocks that they pin. A session is a name for
-the token chains of one agent or conversation.
+the token chains of one agent or conversation. A chain whose tokens are cached is a *branch*; an
+*alternative* is a branch that is unlikely to be continued. Pinned blocks are not evicted.
 
 This module works without a clock: callers pass the time. `service` ends expired sessions; the store
 expires its own copy of the pins.
@@ -68,8 +69,8 @@ class Session:
         if not branch.blocks:
             return
         main, alternatives = (
-            [other for other in part if not branch.extends(other)]
-            for part in self._main_and_alternatives()
+            [other for other in branches if not branch.extends(other)]
+            for branches in self._main_and_alternatives()
         )
         longer = next((other for other in (*main, *alternatives) if other.extends(branch)), None)
         latest = longer or branch
@@ -92,8 +93,8 @@ class Session:
         self.pinned |= newer.pinned
         self.metadata |= newer.metadata
         main, alternatives = (
-            [other for other in part if not any(b.extends(other) for b in newer.branches)]
-            for part in self._main_and_alternatives()
+            [other for other in branches if not any(each.extends(other) for each in newer.branches)]
+            for branches in self._main_and_alternatives()
         )
         newer_main, newer_alternatives = newer._main_and_alternatives()
         self._set_branches((*newer_main, *main), (*alternatives, *newer_alternatives))
@@ -104,6 +105,9 @@ class Session:
         return self.branches[:count], self.branches[count:]
 
     def _set_branches(self, main: Sequence[Branch], alternatives: Sequence[Branch]) -> None:
+        """Replace all branches, within their limits: the least recently used main ones become
+        alternatives, and the oldest alternatives are dropped.
+        """
         displaced = reversed(main[MOST_BRANCHES:])
         alternatives = (*alternatives, *displaced)[-MOST_ALTERNATIVES:]
         self.branches = (*main[:MOST_BRANCHES], *alternatives)
@@ -192,8 +196,8 @@ class SessionRegistry:
 
     def of(self, tenant: str) -> list[Session]:
         """A tenant's sessions, the most recently used first."""
-        found = [session for session in self._sessions.values() if session.tenant == tenant]
-        return sorted(found, key=lambda session: session.last_used_at, reverse=True)
+        sessions = [session for session in self._sessions.values() if session.tenant == tenant]
+        return sorted(sessions, key=lambda session: session.last_used_at, reverse=True)
 
     def close(self, session: Session) -> None:
         del self._sessions[session.tenant, session.session_id]
@@ -202,7 +206,7 @@ class SessionRegistry:
         return [
             session
             for session in self._sessions.values()
-            if (at := session.expires_at) is not None and at <= now
+            if (expires_at := session.expires_at) is not None and expires_at <= now
         ]
 
     def victims(
@@ -242,13 +246,14 @@ class SessionPins:
         self._cache = cache
         self._quota_bytes = quota_bytes
         self._keys: dict[str, set[BlockKey]] = {}  # by record name of the session
-        self._holders: Counter[BlockKey] = Counter()
+        self._holders: Counter[BlockKey] = Counter()  # how many sessions pin a key
         self._sizes: dict[BlockKey, int] = {}  # at the time of pinning
         self.pinned_bytes = 0  # of all pinned blocks
-        self._over_quota: set[str] = set()
+        self._over_quota: set[str] = set()  # record names of pinned sessions that do not fit
 
     def fits(self, session: Session) -> bool:
-        return self._fit(_keys_of(session))
+        """Whether the quota allows pinning all blocks of a session."""
+        return self._fits_quota(_keys_of(session))
 
     def sync(self, session: Session) -> None:
         """Update the pins of a session: pin its blocks as far as the quota allows, and unpin all
@@ -256,8 +261,8 @@ class SessionPins:
         """
         name = session.record_name
         branches = session.branches if session.pinned else ()
-        wanted = {key for branch in branches for key in branch.keys}
-        self._unpin(session, self._keys.get(name, set()) - wanted)
+        keys_to_pin = {key for branch in branches for key in branch.keys}
+        self._unpin(session, self._keys.get(name, set()) - keys_to_pin)
         self._over_quota.discard(name)
         for branch in branches:
             # Blocks after a lost one, or one that does not fit in the quota, would be useless.
@@ -273,22 +278,23 @@ class SessionPins:
         """
         name = session.record_name
         pinned = self._keys.get(name, set())
-        ends: set[BlockKey] = set()
+        end_keys: set[BlockKey] = set()
         for branch in session.branches:
             blocks = [block.key for block in branch.blocks if block.key in pinned]
-            ends.update(blocks[-1:])
+            end_keys.update(blocks[-1:])
             # the store does not know the blocks before a missing one
-            ends.update(
+            end_keys.update(
                 before
                 for before, after in itertools.pairwise(blocks)
                 if self._cache.index.is_missing(after)
             )
-            ends.update(state.key for state in branch.states if state.key in pinned)
-        if self._cache.store is not None and ends:
+            end_keys.update(state.key for state in branch.states if state.key in pinned)
+        if self._cache.store is not None and end_keys:
             until = FOREVER if session.expires_at is None else session.expires_at
-            self._cache.store.pin(ends, holder=name, until=until)
+            self._cache.store.pin(end_keys, holder=name, until=until)
 
     def drop(self, session: Session) -> None:
+        """Unpin all blocks of a session that ends."""
         name = session.record_name
         self._unpin(session, set(self._keys.get(name, ())))
         self._over_quota.discard(name)
@@ -312,18 +318,19 @@ class SessionPins:
         assert self.pinned_bytes == sum(self._sizes.values()), "the pinned bytes are miscounted"
         assert all(self._keys.values()), "a session that pins nothing"
 
-    def _fit(self, keys: Iterable[BlockKey]) -> bool:
+    def _fits_quota(self, keys: Iterable[BlockKey]) -> bool:
         return self._new_bytes(keys) <= self._quota_bytes() - self.pinned_bytes
 
     def _new_bytes(self, keys: Iterable[BlockKey]) -> int:
-        new = {key for key in keys if key not in self._holders}
-        return sum(map(self._cache.index.size_of, new))
+        """The bytes of those of the given keys that no session pins yet."""
+        new_keys = {key for key in keys if key not in self._holders}
+        return sum(map(self._cache.index.size_of, new_keys))
 
     def _pin(self, name: str, key: BlockKey) -> bool:
         """Pin a key for a session; returns False if that would exceed the quota."""
         if key in self._keys.get(name, ()):
             return True
-        if key not in self._holders and not self._fit((key,)):
+        if key not in self._holders and not self._fits_quota((key,)):
             return False
         self._keys.setdefault(name, set()).add(key)
         self._holders[key] += 1

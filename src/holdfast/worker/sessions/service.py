@@ -1,5 +1,6 @@
 """Carries out commands on the sessions of a worker, and records which tokens their requests have
-processed.
+processed. The sessions' *records* in the store let a later worker, or another one on the same store,
+continue them.
 
 Device thread only.
 """
@@ -66,7 +67,8 @@ class SessionService:
     ) -> None:
         self._cache = cache
         self._now = clock
-        self._retention = RetentionClock(wall=clock, steady=steady)
+        # the wall clock, but a jump far ahead is not trusted: sessions would expire
+        self._retention_clock = RetentionClock(wall=clock, steady=steady)
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
@@ -96,6 +98,7 @@ class SessionService:
         # not overwritten before they have been read.
         self._unread: frozenset[str] | None = None
         self._read_at = 0.0  # when records were last read
+        # when records were last written, and when sessions last expired
         self._recorded_at = self._expiry_checked_at = 0.0
         self._load_records()
 
@@ -108,10 +111,10 @@ class SessionService:
         """Carry out a command; returns its answer, or None if `maintain` returns it later."""
         self._expire()
         try:
-            _check(command)
+            _check_command(command)
             return self._operations[command.operation](command)
         except SessionRefused as refusal:
-            return _refused(command, refusal)
+            return _refusal_answer(command, refusal)
 
     def is_open(self, session_id: str, *, tenant: str) -> bool:
         return self._registry.find(session_id, tenant=tenant) is not None
@@ -123,7 +126,7 @@ class SessionService:
         if not self.is_open(session_id, tenant=tenant):
             with contextlib.suppress(SessionRefused):  # `request_ended` logs it
                 self._make_room(tenant)
-                self._changed(self._registry.open(session_id, tenant=tenant, now=self._now()))
+                self._record_change(self._registry.open(session_id, tenant=tenant, now=self._now()))
 
     def request_ended(
         self,
@@ -153,7 +156,7 @@ class SessionService:
             session.use(branch, now=now)
         else:
             session.add_alternative(branch, now=now)
-        self._changed(session)
+        self._record_change(session)
 
     def add_running_request(self, session_id: str, *, root: Root, chain: bytes | bytearray) -> None:
         """Add what a running request has stored so far to a session that is about to be closed.
@@ -174,11 +177,11 @@ class SessionService:
         """Continue transfers, close expired sessions and write records. Returns the answers to
         commands whose transfers have ended.
         """
-        ended = [self._answer_to_ended(transfer) for transfer in self._transfers.advance()]
-        answers = [answer for answer in ended if answer is not None]
+        possible = [self._answer_to_ended(transfer) for transfer in self._transfers.advance()]
+        answers = [answer for answer in possible if answer is not None]
         if answers:
             return answers  # now, because an exception in the following work would lose them
-        now = self._retention()
+        now = self._retention_clock()
         if now - self._expiry_checked_at >= EXPIRY_SECONDS:
             self._expiry_checked_at = now
             self._expire()
@@ -212,7 +215,7 @@ class SessionService:
             pinned=command.pinned is True,
             metadata=command.metadata,
         )
-        self._changed(session)
+        self._record_change(session)
         return self._answer(command, session)
 
     def _fork(self, command: SessionCommand) -> SessionAnswer:
@@ -232,7 +235,7 @@ class SessionService:
         )
         fork.branches = session.branches[:1]
         fork.forked_from = session.session_id
-        self._changed(fork)
+        self._record_change(fork)
         return self._answer(command, fork)
 
     def _update(self, command: SessionCommand) -> SessionAnswer:
@@ -246,7 +249,7 @@ class SessionService:
         if command.metadata is not msgspec.UNSET:
             session.metadata = dict(command.metadata)
         session.last_used_at = self._now()
-        self._changed(session)
+        self._record_change(session)
         return self._answer(command, session)
 
     def _close(self, command: SessionCommand) -> SessionAnswer:
@@ -255,8 +258,8 @@ class SessionService:
         # before its record is removed: until then, another worker can still open the session
         if command.forget:
             self._pins.drop(session)
-            self._forget(session)
-        self._end(session)
+            self._forget_branches(session)
+        self._end_session(session)
         return answer
 
     def _export(self, command: SessionCommand) -> None:
@@ -270,14 +273,15 @@ class SessionService:
 
     # -- import and export, closing
 
-    def _end(self, session: Session) -> None:
+    def _end_session(self, session: Session) -> None:
+        """Remove a session and its record, and unpin its blocks, which stay cached."""
         self._pins.drop(session)
         self._registry.close(session)
         self._unwritten.pop(session.record_name, None)
         if self._cache.store is not None:
             self._cache.store.remove_record(session.record_name)
 
-    def _forget(self, session: Session) -> None:
+    def _forget_branches(self, session: Session) -> None:
         """Delete the branches of a session, except blocks that another session or chain needs."""
         needed = self._keys_of(session.tenant, without=session)
         for branch in session.branches:
@@ -285,6 +289,7 @@ class SessionService:
         self._cache.live.forget_session(session.session_id, tenant=session.tenant)
 
     def _keys_of(self, tenant: str, *, without: Session | None = None) -> set[BlockKey]:
+        """The keys of all blocks and states of a tenant's sessions, except one session."""
         sessions = [each for each in self._registry.of(tenant) if each is not without]
         return {key for each in sessions for branch in each.branches for key in branch.keys}
 
@@ -339,7 +344,7 @@ class SessionService:
             metadata=manifest.metadata,
         )
         session.branches = branches
-        self._changed(session)
+        self._record_change(session)
         return session
 
     def _answer_to_ended(self, transfer: Transfer) -> SessionAnswer | None:
@@ -348,29 +353,32 @@ class SessionService:
             self._cache.index.unreadable(transfer.lost)
             # keys in memory whose values are not finite
             index = self._cache.index
-            known = [key for key in transfer.lost if index.residence(key) is not None]
-            damaged = [key for key in known if self._cache.payload(key) is None]
+            stored = [key for key in transfer.lost if index.residence(key) is not None]
+            damaged = [key for key in stored if self._cache.payload(key) is None]
             index.forget(damaged, cause=CacheOutcome.UNREADABLE)
             return self.carry_out(transfer.command)
         if transfer.failure is not None:
-            return _refused(transfer.command, transfer.failure)
+            return _refusal_answer(transfer.command, transfer.failure)
         assert transfer.session is not None
         return self._answer(transfer.command, transfer.session)
 
     def _answer(self, command: SessionCommand, *sessions: Session) -> SessionAnswer:
-        return SessionAnswer(call_id=command.call_id, sessions=tuple(map(self._info, sessions)))
+        return SessionAnswer(
+            call_id=command.call_id, sessions=tuple(map(self._session_info, sessions))
+        )
 
-    def _info(self, session: Session) -> SessionInfo:
+    def _session_info(self, session: Session) -> SessionInfo:
+        """What users see of a session: its data, and where the tokens of its main branch are."""
         index = self._cache.index
         branch = session.branches[0] if session.branches else None
-        kept = ram = live = at = 0
-        for step in () if branch is None else index.kept_part(branch).blocks:
-            kept = step.end
-            if live == at and index.holder_of(step.key) is not None:
-                live = step.end
-            if index.residence(step.key) is not Residence.DISK:
-                ram += step.end - at
-            at = step.end
+        kept_tokens = ram_tokens = live_tokens = 0
+        for block in () if branch is None else index.kept_part(branch).blocks:
+            # only the beginning counts as live: a request could not start from a later part
+            if live_tokens == kept_tokens and index.holder_of(block.key) is not None:
+                live_tokens = block.end
+            if index.residence(block.key) is not Residence.DISK:
+                ram_tokens += block.end - kept_tokens
+            kept_tokens = block.end
         keys = {key for each in session.branches for key in each.keys}
         return SessionInfo(
             session_id=session.session_id,
@@ -382,37 +390,44 @@ class SessionService:
             requests=session.requests,
             branches=len(session.branches),
             tokens=0 if branch is None else branch.tokens,
-            kept_tokens=kept,
-            ram_tokens=ram,
-            disk_tokens=kept - ram,
-            live_tokens=live,
+            kept_tokens=kept_tokens,
+            ram_tokens=ram_tokens,
+            disk_tokens=kept_tokens - ram_tokens,
+            live_tokens=live_tokens,
             kept_bytes=sum(index.size_of(key) for key in keys),
             metadata=session.metadata,
             forked_from=session.forked_from,
         )
 
-    def _changed(self, session: Session) -> None:
+    def _record_change(self, session: Session) -> None:
+        """Let the record and the pins of a session that has changed be updated: the record now or
+        soon, the pins now.
+        """
         self._unwritten[session.record_name] = session
-        if session.pinned or self._retention() - self._recorded_at >= RECORD_SECONDS:
+        if session.pinned or self._retention_clock() - self._recorded_at >= RECORD_SECONDS:
             # Record the session before pinning its blocks: only a recorded session can release the pins.
             self._write_records()
         self._pins.sync(session)
 
     def _write_records(self) -> None:
-        self._recorded_at = self._retention()
+        """Write the records of changed sessions, except those of which an earlier worker's record is
+        not read yet: it would be overwritten.
+        """
+        self._recorded_at = self._retention_clock()
         if (
-            self._has_unread(self._unwritten)
+            self._are_unread(self._unwritten)
             and self._recorded_at - self._read_at >= REREAD_SECONDS
         ):
             self._load_records()
         for name, session in tuple(self._unwritten.items()):
-            if self._has_unread((name,)):
+            if self._are_unread((name,)):
                 continue
             del self._unwritten[name]
             if self._cache.store is not None:
                 self._cache.store.put_record(name, encode_record(session))
 
-    def _has_unread(self, names: Iterable[str]) -> bool:
+    def _are_unread(self, names: Iterable[str]) -> bool:
+        """Whether an earlier worker's record may have one of these names, but is not read yet."""
         return self._unread is None or not self._unread.isdisjoint(names)
 
     def _load_records(self) -> None:
@@ -422,17 +437,17 @@ class SessionService:
             return
         records = self._cache.store.records()
         if records is None:
-            self._read_at = self._retention()
+            self._read_at = self._retention_clock()
             return
         decoded = self._decode_records(records.found)
-        recorded = [session for name, session in decoded.items() if self._has_unread((name,))]
+        recorded = [session for name, session in decoded.items() if self._are_unread((name,))]
         self._unread = records.unread
-        self._retention.start_from_stamps(session.last_used_at for session in recorded)
-        self._read_at = self._retention()
+        self._retention_clock.start_from_stamps(session.last_used_at for session in recorded)
+        self._read_at = self._retention_clock()
         for session in recorded:
-            begun = self._registry.find(session.session_id, tenant=session.tenant)
-            if begun is not None:  # used before its record could be read
-                session.merge(begun)
+            newer = self._registry.find(session.session_id, tenant=session.tenant)
+            if newer is not None:  # used before its record could be read
+                session.merge(newer)
                 self._unwritten[session.record_name] = session
             self._registry.put(session)
             self._pins.sync(session)
@@ -443,25 +458,25 @@ class SessionService:
         """Decode the records of sessions, by record name. Unreadable records (for example of other
         versions) are skipped, and logged once.
         """
-        found: dict[str, Session] = {}
+        sessions: dict[str, Session] = {}
         for name, data in records.items():
             if name in self._unreadable:
                 continue
             try:
-                found[name] = decode_record(data)
+                sessions[name] = decode_record(data)
             except ValueError as error:
                 self._unreadable.add(name)
                 logger.warning("a session's record cannot be used: %s", error)
-        return found
+        return sessions
 
     def _expire(self) -> None:
         """Close expired sessions, unless another worker on the same store has used them since.
 
         The store's records tell this. Until they are read, no session is closed.
         """
-        over = self._registry.expired(self._retention())
+        expired = self._registry.expired(self._retention_clock())
         store = self._cache.store
-        if not over:
+        if not expired:
             self._records_future = None
             return
         recorded: dict[str, Session] = {}
@@ -470,24 +485,24 @@ class SessionService:
                 self._records_future = store.ask_records()
             if not self._records_future.done():
                 return
-            answered = self._records_future
+            done_future = self._records_future
             self._records_future = None
-            if not answered.cancelled() and answered.exception() is None:
-                records = answered.result()
+            if not done_future.cancelled() and done_future.exception() is None:
+                records = done_future.result()
                 # not before the other records are known
                 if records is None:
                     return
-                over = [each for each in over if each.record_name not in records.unread]
+                expired = [each for each in expired if each.record_name not in records.unread]
                 recorded = self._decode_records(records.found)
-        for session in over:
-            other = recorded.get(session.record_name)
-            if other is not None and other.last_used_at > session.last_used_at:
+        for session in expired:
+            record = recorded.get(session.record_name)
+            if record is not None and record.last_used_at > session.last_used_at:
                 self._pins.drop(session)
-                self._registry.put(other)
-                self._pins.sync(other)
-        for session in over:
+                self._registry.put(record)
+                self._pins.sync(record)
+        for session in expired:
             if self._registry.find(session.session_id, tenant=session.tenant) is session:
-                self._end(session)
+                self._end_session(session)
 
     def _make_room(self, tenant: str, *, keep: Session | None = None, sessions: int = 1) -> None:
         """Close sessions until `sessions` new ones can be opened.
@@ -495,7 +510,7 @@ class SessionService:
         keep: a session not to close. Raises SessionRefused if too many are pinned.
         """
         for victim in self._registry.victims(tenant, sessions=sessions, keep=keep):
-            self._end(victim)
+            self._end_session(victim)
 
     def _check_pin(self, command: SessionCommand, session: Session) -> None:
         """Raise SessionRefused if a command pins a session that does not fit in the quota."""
@@ -507,33 +522,36 @@ class SessionService:
             raise SessionRefused(SessionFailure.OVER_QUOTA, message)
 
     def _quota_bytes(self) -> int:
+        """How many bytes all pinned sessions may have in total."""
         return self._budget_bytes() * self._pinned_percent // 100
 
     def _budget_bytes(self) -> int:
-        on_disk = None if self._cache.store is None else self._cache.store.statistics()
-        if on_disk is None or on_disk.mode != "writing":
+        """How many bytes blocks may take where they last: on disk, or in RAM if no disk is writable."""
+        disk = None if self._cache.store is None else self._cache.store.statistics()
+        if disk is None or disk.mode != "writing":
             return self._cache.index.ram_budget_bytes
-        return on_disk.allowed_bytes
+        return disk.allowed_bytes
 
 
-def _refused(command: SessionCommand, refusal: SessionRefused) -> SessionAnswer:
+def _refusal_answer(command: SessionCommand, refusal: SessionRefused) -> SessionAnswer:
     return SessionAnswer(call_id=command.call_id, failure=refusal.failure, message=str(refusal))
 
 
-def _check(command: SessionCommand) -> None:
+def _check_command(command: SessionCommand) -> None:
     """Raise SessionRefused if an id, the metadata or the time to live is invalid. The server has
     checked them, but the library has not.
     """
     is_named_by_file = command.operation == "import" and not command.session_id
-    opened = {
+    new_session_id = {
         "open": command.session_id,
         "import": command.session_id,
         "fork": command.new_session_id,
     }.get(command.operation)
-    if opened is not None and not is_named_by_file and not is_session_id(opened):
+    if new_session_id is not None and not is_named_by_file and not is_session_id(new_session_id):
         raise SessionRefused(
             SessionFailure.INVALID,
-            f"a session's id must have 1 to 256 printable characters and no slash, got {opened!r}",
+            f"a session's id must have 1 to 256 printable characters and no slash, "
+            f"got {new_session_id!r}",
         )
     if command.metadata is not msgspec.UNSET and not is_valid_metadata(command.metadata):
         raise SessionRefused(

@@ -67,11 +67,11 @@ def bad_file(message: str) -> SessionRefused:
 
 def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock]) -> None:
     """Write a session's file, completely or not at all. Raises OSError and those of `blocks`."""
-    fresh = path.with_name(path.name + ".new")
+    temporary_path = path.with_name(path.name + ".new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     written: list[tuple[BlockKey, int]] = []
     try:
-        with open(os.open(fresh, flags, 0o600), "wb") as file:
+        with open(os.open(temporary_path, flags, 0o600), "wb") as file:
             for block in blocks:
                 buffers = encode_block(block, fingerprint=manifest.fingerprint)
                 file.writelines(buffers)
@@ -80,9 +80,9 @@ def write_session(path: Path, manifest: Manifest, blocks: Iterable[StoredBlock])
             encoded = msgspec.msgpack.encode(manifest)
             file.write(encoded)
             file.write(_TRAILER.pack(xxhash.xxh3_128_digest(encoded), len(encoded), MAGIC))
-        fresh.replace(path)
+        temporary_path.replace(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
 
 
 class SessionFile:
@@ -114,13 +114,14 @@ class SessionFile:
 
     @property
     def nbytes(self) -> int:
+        """The size of all blocks."""
         return sum(size for _, size in self.manifest.blocks)
 
     def block(self, key: BlockKey) -> StoredBlock:
         """Read one block or state, and verify its checksums."""
-        if key not in self._places:
+        if key not in self._block_places:
             raise bad_file(f"block {key.hex()[:12]} is not in the file")
-        begin, size = self._places[key]
+        begin, size = self._block_places[key]
         self._file.seek(begin)
         try:
             return decode_block(
@@ -142,6 +143,7 @@ class SessionFile:
         return [_chain_of(branch, blocks) for branch in self.manifest.branches]
 
     def _read_manifest(self) -> Manifest:
+        """Read and decode the manifest at the end of the file, and find the places of the blocks."""
         if self._file.read(len(_EARLIER_MAGIC)) == _EARLIER_MAGIC:
             raise bad_file(
                 "the file was exported by an earlier version of Holdfast: export it again"
@@ -164,20 +166,21 @@ class SessionFile:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             # text that is not UTF-8 raises ValueError
             raise bad_file(f"the file's manifest cannot be read: {error}") from error
-        self._places: dict[BlockKey, tuple[int, int]] = {}
+        self._block_places: dict[BlockKey, tuple[int, int]] = {}  # first byte and size in the file
         end = 0
         for key, size in manifest.blocks:
             if not 0 <= size <= _MOST_BLOCK_BYTES:
                 raise bad_file(
                     f"the file's manifest has a block with an invalid size of {size:,} bytes"
                 )
-            self._places[key] = (end, size)
+            self._block_places[key] = (end, size)
             end += size
-        if end != blocks_end or len(self._places) != len(manifest.blocks):
+        if end != blocks_end or len(self._block_places) != len(manifest.blocks):
             raise bad_file("the blocks of the file do not match its manifest")
         return manifest
 
     def _check_manifest(self, most_tokens: int) -> None:
+        """Raise SessionRefused if the manifest describes a session that is impossible here."""
         manifest = self.manifest
         if (
             not is_session_id(manifest.session_id)

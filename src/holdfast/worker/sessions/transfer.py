@@ -63,7 +63,7 @@ class Transfer:
         """Record an exception in the block as the failure of this transfer, and do not raise it if
         a damaged file or block can cause it. The first failure counts.
         """
-        failure: SessionRefused | None = _failed("the transfer was interrupted")
+        failure: SessionRefused | None = _failure_of_transfer("the transfer was interrupted")
         try:
             yield
             failure = None
@@ -72,16 +72,16 @@ class Transfer:
         except SnapshotMismatch as mismatch:
             failure = bad_file(f"the file does not fit this model: {mismatch}")
         except (OSError, ReadFailed) as error:
-            failure = _failed(f"the session's file cannot be read or written: {error}")
+            failure = _failure_of_transfer(f"the session's file cannot be read or written: {error}")
         except (RuntimeError, ValueError, TypeError, MemoryError) as error:  # of MLX
             logger.exception("the transfer of a session failed")
-            failure = _failed(f"the transfer failed: {error}")
+            failure = _failure_of_transfer(f"the transfer failed: {error}")
         finally:
             self.failure = self.failure or failure
 
 
 class Transfers:
-    """The exports and imports under way. Device thread only, except `_write` and `_read`."""
+    """The exports and imports under way. Device thread only, except `_write_file` and `_read_file`."""
 
     def __init__(
         self,
@@ -121,6 +121,7 @@ class Transfers:
                 "no part of this session is cached any more: it was evicted, or the store was "
                 "cleared",
             )
+        # without duplicates, because branches share blocks
         blocks = {block.key: block for branch in branches for block in index.blocks_of(branch)}
         manifest = Manifest(
             fingerprint=self._cache.fingerprint_of(command),
@@ -136,7 +137,7 @@ class Transfers:
         self._start(
             transfer,
             self._export_blocks(transfer, blocks.values(), contents),
-            partial(self._write, transfer, manifest, len(blocks), contents),
+            partial(self._write_file, transfer, manifest, len(blocks), contents),
         )
 
     def begin_import(self, command: SessionCommand) -> None:
@@ -150,16 +151,16 @@ class Transfers:
         self._start(
             transfer,
             self._import_blocks(transfer, checked, blocks),
-            partial(self._read, transfer, checked, blocks),
+            partial(self._read_file, transfer, checked, blocks),
         )
 
     def advance(self) -> list[Transfer]:
         """Continue all transfers for a short time; returns those that have ended."""
-        until = time.perf_counter() + SECONDS_AT_A_TIME
+        ends_at = time.perf_counter() + SECONDS_AT_A_TIME
         ended = [
             transfer
             for transfer, (steps, _) in self._under_way.items()
-            if _has_ended(transfer, steps, until)
+            if _advance_transfer(transfer, steps, ends_at)
         ]
         for transfer in ended:
             self._end(transfer)
@@ -180,6 +181,10 @@ class Transfers:
             )
 
     def _start(self, transfer: Transfer, steps: Steps, work: Callable[[], None]) -> None:
+        """Start a transfer. steps: the device thread's part. work: the part of the transfer's own
+        thread.
+        """
+
         def run() -> None:
             try:
                 with transfer.recording_failure():
@@ -192,6 +197,7 @@ class Transfers:
         self._under_way[transfer] = steps, thread
 
     def _end(self, transfer: Transfer) -> None:
+        """Wait for a transfer's thread, and let its blocks be evicted again."""
         steps, thread = self._under_way.pop(transfer)
         transfer.stop.set()
         thread.join()
@@ -218,7 +224,7 @@ class Transfers:
         while not transfer.ended.is_set():
             yield True
 
-    def _write(
+    def _write_file(
         self,
         transfer: Transfer,
         manifest: Manifest,
@@ -235,7 +241,7 @@ class Transfers:
                 block = _when_possible(partial(contents.get, timeout=_POLL_SECONDS), transfer.stop)
                 if isinstance(block, bytes):
                     try:
-                        block = self._stored(block)
+                        block = self._read_block(block)
                     except BlockUnreadable:
                         raise  # the block is not lost: the next export may read it
                     except ReadFailed as error:
@@ -249,14 +255,15 @@ class Transfers:
 
         write_session(Path(transfer.command.path), manifest, blocks())
 
-    def _stored(self, key: BlockKey) -> StoredBlock:
+    def _read_block(self, key: BlockKey) -> StoredBlock:
+        """Read a block from the store. Raises ReadFailed."""
         if self._cache.store is None:
             raise ReadFailed(key, "evicted from memory in the meantime")
         return self._cache.store.read(key).result()
 
     # -- import
 
-    def _read(
+    def _read_file(
         self,
         transfer: Transfer,
         checked: queue.Queue[tuple[SessionFile, list[bytes]]],
@@ -270,7 +277,7 @@ class Transfers:
 
         def check(block: StoredBlock) -> None:
             if transfer.stop.is_set():
-                raise _failed("the transfer was interrupted")
+                raise _failure_of_transfer("the transfer was interrupted")
             self._check_block(block, self._cache.index.root(form=forms.get(block.key, "native")))
 
         try:
@@ -302,17 +309,17 @@ class Transfers:
         command = transfer.command
         file, chains = yield from self._next_item(transfer, checked)
         self._check_room(command, file)
-        taken: list[bytes] = []
+        imported: list[bytes] = []  # the packed tokens of each branch that can be used
         for branch, chain in zip(file.manifest.branches, chains, strict=True):
             root = self._cache.index.root(tenant=command.tenant, form=branch.form)
             cursor = Cursor(root)
             tokens = yield from self._take_blocks(transfer, blocks, branch, chain, cursor)
-            taken.append(chain[: tokens * TOKEN_BYTES])
+            imported.append(chain[: tokens * TOKEN_BYTES])
             for _ in branch.states:
                 stored = yield from self._next_item(transfer, blocks)
                 state = self._cache.decoded(stored, root=root)
-                self._cache.store_snapshots(cursor, taken[-1], (state,))
-        transfer.session = self._register(command, file.manifest, taken)
+                self._cache.store_snapshots(cursor, imported[-1], (state,))
+        transfer.session = self._register(command, file.manifest, imported)
 
     def _take_blocks(
         self,
@@ -329,23 +336,25 @@ class Transfers:
         before that block, because no sequence can continue within it.
         """
         tokens = 0
-        begun: Snapshot | None = None  # the first tokens of a quantized block
-        is_cut = False
-        for part in branch.blocks:
+        incomplete: Snapshot | None = None  # the first tokens of a quantized block
+        is_cut = False  # the rest of the branch is skipped
+        for block in branch.blocks:
             stored = yield from self._next_item(transfer, blocks)
-            run = self._cache.decoded(stored, root=cursor.root).cut(part.tokens)
-            if begun is not None and begun.start < run.start:
-                is_one_block = part.end - begun.start <= BLOCK_TOKENS
-                is_cut = is_cut or run.is_quantized != begun.is_quantized or not is_one_block
-                run = run if is_cut else begun.joined_with(run)
+            payload = self._cache.decoded(stored, root=cursor.root).cut(block.tokens)
+            if incomplete is not None and incomplete.start < payload.start:
+                is_one_block = block.end - incomplete.start <= BLOCK_TOKENS
+                is_cut = (
+                    is_cut or payload.is_quantized != incomplete.is_quantized or not is_one_block
+                )
+                payload = payload if is_cut else incomplete.joined_with(payload)
             if is_cut:
                 continue
-            begun = None
-            if run.is_quantized and part.end % BLOCK_TOKENS:
-                begun = run
+            incomplete = None
+            if payload.is_quantized and block.end % BLOCK_TOKENS:
+                incomplete = payload
             else:
-                self._cache.store_snapshots(cursor, chain, (run,))
-                tokens = part.end
+                self._cache.store_snapshots(cursor, chain, (payload,))
+                tokens = block.end
         return tokens
 
     def _next_item(self, transfer: Transfer, items: queue.Queue[T]) -> Generator[bool, None, T]:
@@ -355,31 +364,32 @@ class Transfers:
         yield False
         while True:
             # read this first: the thread adds no item after its end
-            has_all = transfer.ended.is_set()
+            has_all_items = transfer.ended.is_set()
             if not self._writes_too_much():
                 try:
                     return items.get_nowait()
                 except queue.Empty:
-                    if has_all:
-                        raise _failed("the file ended too early") from None
+                    if has_all_items:
+                        raise _failure_of_transfer("the file ended too early") from None
             yield True
 
     def _writes_too_much(self) -> bool:
+        """Whether the store's queue is so full that no further block should be imported now."""
         return (
             self._cache.store is not None
             and self._cache.store.statistics().queued_bytes > MOST_QUEUED_BYTES
         )
 
 
-def _has_ended(transfer: Transfer, steps: Steps, until: float) -> bool:
-    """Do some of the device thread's part of a transfer, until the time `until` or until it must
+def _advance_transfer(transfer: Transfer, steps: Steps, ends_at: float) -> bool:
+    """Do some of the device thread's part of a transfer, until the time `ends_at` or until it must
     wait for the other thread. Returns whether the transfer has ended.
     """
     with transfer.recording_failure():
         if transfer.failure is not None:
             return True
         for waits in steps:
-            if waits or time.perf_counter() > until:
+            if waits or time.perf_counter() > ends_at:
                 return False
     return True
 
@@ -393,8 +403,8 @@ def _when_possible(attempt: Callable[[], T], stop: threading.Event) -> T:
             return attempt()
         except (queue.Empty, queue.Full):
             continue
-    raise _failed("the transfer was interrupted")
+    raise _failure_of_transfer("the transfer was interrupted")
 
 
-def _failed(message: str) -> SessionRefused:
+def _failure_of_transfer(message: str) -> SessionRefused:
     return SessionRefused(SessionFailure.FAILED, message)
