@@ -81,7 +81,7 @@ def in_c(
     positions = next_positions(states, tokens)
     spans = list(zip(states, tokens, strict=True))
     logits = decoder.compute(
-        np.array(ids), spans, positions=positions, wanted=range(len(positions))
+        np.array(ids), spans, positions=positions, wanted_rows=range(len(positions))
     )
     assert logits is not None
     return logits
@@ -124,9 +124,9 @@ def test_only_the_wanted_rows_are_projected() -> None:
     both = [(fresh(model), 3), (fresh(model), 1)]
     others = [(fresh(model), 3), (fresh(model), 1)]
     positions = [0, 1, 2, 0]
-    every = decoder.compute(ids, both, positions=positions, wanted=range(4))
-    some = decoder.compute(ids, others, positions=positions, wanted=[2, 3])
-    none = decoder.compute(np.array([9]), [(fresh(model), 1)], positions=[0], wanted=[])
+    every = decoder.compute(ids, both, positions=positions, wanted_rows=range(4))
+    some = decoder.compute(ids, others, positions=positions, wanted_rows=[2, 3])
+    none = decoder.compute(np.array([9]), [(fresh(model), 1)], positions=[0], wanted_rows=[])
     assert every is not None and some is not None and none is not None
     assert mx.array_equal(every[2:], some)
     assert none.shape == (0, VOCAB_SIZE)
@@ -178,9 +178,9 @@ def test_other_kinds_of_state_and_unknown_tokens_use_mlx() -> None:
     in_c(decoder, [state], mx.arange(4), [4])
     for ids in ([-1], [VOCAB_SIZE]):
         spans = [(state, 1)]
-        assert decoder.compute(np.array(ids), spans, positions=[4], wanted=[0]) is None
+        assert decoder.compute(np.array(ids), spans, positions=[4], wanted_rows=[0]) is None
     window = [WindowKV(8) for _ in model.layers]
-    assert decoder.compute(np.array([1]), [(window, 1)], positions=[0], wanted=[0]) is None
+    assert decoder.compute(np.array([1]), [(window, 1)], positions=[0], wanted_rows=[0]) is None
     assert [layer.tokens for layer in state] == [4] * len(state)
 
 
