@@ -115,7 +115,7 @@ def install() -> None:
 
     def watched_put(records: Records, name: str, data: bytes) -> None:
         path = records._path(name)
-        running[-1].store.writes_record(path, data + records._sum(name, data))
+        running[-1].store.writes_record(path, data + records._checksum(name, data))
         put(records, name, data)
         running[-1].store.wrote_record(path)
 
