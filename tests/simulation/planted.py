@@ -342,7 +342,7 @@ FAULTS: Sequence[Fault] = (
     ),
     _fault(
         "a failed deletion is not tried again",
-        ("store/io_thread.py", "        self._to_remove = dict.fromkeys(left)\n",
+        ("store/io_thread.py", "        self._to_remove = dict.fromkeys(undeleted_keys)\n",
          "        self._to_remove = {}\n"),
         undoes="a failed deletion was never retried, so a forgotten session could come back",
     ),

@@ -72,6 +72,7 @@ class AwakeTimer:
         self._handle.cancel()
 
     def _call_if_due(self) -> None:
+        """Call the callback, or set the loop's timer again if the awake clock has not come so far."""
         seconds_left = self._due_at - self._clock.time()
         if seconds_left > 0.001:  # the process did not run the whole time
             self._handle = asyncio.get_running_loop().call_later(seconds_left, self._call_if_due)

@@ -231,6 +231,7 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
 
 
 def _pull(source: ModelSource, *, with_code: bool, on_step: OnStep) -> PulledModel:
+    """As `pull_model`, but raises DamagedModel for damaged files, which it removes."""
     selection = _selection(source, with_code=with_code)
     folder, _ = _fetch(source, selection, lambda done, total: on_step("download", done, total))
     files = [file for file in folder.rglob("*") if file.is_file()]

@@ -154,6 +154,7 @@ def size_on_hub(source: ModelSource) -> StoredSize:
         beside = {name: _json_on_hub(source, name) for name in SETTINGS_FILES if name in files}
 
         def tensors_of(file_name: str) -> dict[str, dict[str, Any]]:
+            """The entries of a weight file's header on the Hub, by name."""
             header = api.parse_safetensors_file_metadata(source.name, file_name, revision=revision)
             return {
                 name: {

@@ -261,6 +261,7 @@ def _check_name(name: object, *, key: str, host: str) -> None:
 
 
 def _check_path(path: object, *, host: str) -> None:
+    """Raise ModelLoadError if a file's path leads out of the model's folder."""
     parts = path.split("/") if isinstance(path, str) else [""]
     is_safe = all(part.isprintable() and part not in ("", ".", "..") for part in parts)
     if not is_safe or "\\" in str(path):
@@ -345,6 +346,7 @@ def interrupted(source: ModelSource, error: BaseException) -> ModelLoadError:
 
 
 def _not_found_message(name: str) -> str:
+    """The Hub answers 404 for private models, too, so the message mentions the token."""
     from huggingface_hub import get_token
 
     hint = "or it is private and HF_TOKEN is not set"
@@ -360,6 +362,7 @@ def _refused_message(name: str, status: int) -> str:
 
 
 def _not_fetched_message(name: str, error: BaseException) -> str:
+    """Why a model could not be fetched, for errors that are not an answer of the Hub."""
     from huggingface_hub.errors import IncompleteSnapshotError, OfflineModeIsEnabled
 
     match error:

@@ -154,6 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_backend(path: Path) -> Backend:
+    """Read a tokenizer.json. Raises UnusableModel."""
     try:
         return Backend.from_file(str(path))
     except Exception as error:

@@ -114,6 +114,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     packed_tokens: bytes
 
     def __post_init__(self) -> None:
+        """Raise ValueError if the fields contradict each other, as those of a damaged file may."""
         if len(self.key) != KEY_BYTES or len(self.parent_key) != KEY_BYTES:
             raise ValueError(f"keys have {KEY_BYTES} bytes")
         follows_root = self.parent_tokens == 0
@@ -248,8 +249,9 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _checksum(seed: BlockKey, buffers: tuple[Part, ...]) -> bytes:
-    digest = xxhash.xxh3_128(seed=int.from_bytes(seed[:8], "little"))
+def _checksum(key: BlockKey, buffers: tuple[Part, ...]) -> bytes:
+    """The checksum of buffers, one after the other, seeded with the block's key."""
+    digest = xxhash.xxh3_128(seed=int.from_bytes(key[:8], "little"))
     for buffer in buffers:
         digest.update(buffer)
     return digest.digest()

@@ -377,6 +377,7 @@ class BlockIndex:
         return self._total("bytes")
 
     def _total(self, column: str) -> int:
+        """A column of `totals`, which triggers keep up to date."""
         row = self._database.execute(f"SELECT {column} FROM totals").fetchone()
         if row is None or not isinstance(row[0], int):
             raise sqlite3.DatabaseError("no totals")

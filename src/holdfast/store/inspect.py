@@ -168,6 +168,7 @@ def _opened(path: Path, limits: StoreLimits) -> Iterator[StoreMaintenance]:
 def _holdings_of(
     model: str, fingerprint: str, entries: list[Entry], *, served_as: str
 ) -> ModelHoldings:
+    """Sum up the blocks of one model (short name)."""
     return ModelHoldings(
         model=model,
         served_as=served_as,

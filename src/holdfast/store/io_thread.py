@@ -149,6 +149,7 @@ class IoThread:
         return None
 
     def _do_due_work(self) -> None:
+        """Publish the group if it is full or old enough; record uses and retry changes if it is time."""
         now = self._clocks.steady()
         is_full = self._ahead.file_bytes >= GROUP_BYTES or len(self._ahead) >= GROUP_BLOCKS
         if self._ahead and (is_full or now >= self._ahead.oldest_at + GROUP_SECONDS):
@@ -209,6 +210,7 @@ class IoThread:
     # -- writing
 
     def _write(self, block: StoredBlock) -> None:
+        """Write a block, or drop it during an outage."""
         if not self._reopen_if_due():
             self._drop([block.key], "memory_only")
             return
@@ -367,6 +369,7 @@ class IoThread:
         return group
 
     def _add_rows(self, group: list[Entry]) -> None:
+        """Add published blocks to the index, and their size to the bytes written today."""
         written_bytes = sum(entry.file_bytes for entry in group)
         self._supervisor.use(
             lambda index: index.add(group, fingerprints={self._model: self._fingerprint})
@@ -385,6 +388,7 @@ class IoThread:
             self._write(block)
 
     def _record_uses(self) -> None:
+        """Write the last uses to the index. During an outage, they are forgotten."""
         uses = self._unrecorded_uses
         self._unrecorded_uses = {}
         if uses and self._reopen_at is None:
@@ -450,6 +454,7 @@ class IoThread:
             self._failed_changes[what, name] = work
 
     def _retry_failed(self) -> None:
+        """Try failed deletions and changes again."""
         self._last_retry_at = self._clocks.steady()
         if self._to_remove and self._reopen_at is None:
             self._attempt("remove blocks", self._remove_files)
@@ -473,10 +478,11 @@ class IoThread:
         self._recount()
 
     def _remove_files(self) -> None:
-        left = self._maintenance.remove(tuple(self._to_remove), model=self._model)
-        self._to_remove = dict.fromkeys(left)
-        if left:
-            raise OSError(errno.EBUSY, f"{len(left)} files cannot be deleted now")
+        """Delete the blocks in `_to_remove`. Raises OSError if some cannot be deleted; these stay there."""
+        undeleted_keys = self._maintenance.remove(tuple(self._to_remove), model=self._model)
+        self._to_remove = dict.fromkeys(undeleted_keys)
+        if undeleted_keys:
+            raise OSError(errno.EBUSY, f"{len(undeleted_keys)} files cannot be deleted now")
 
     def look_again(self, path: Path, failure: ReadFailed) -> None:
         """Check again a file that the reading thread could not use. It is quarantined only if its

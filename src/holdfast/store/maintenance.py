@@ -254,6 +254,7 @@ class StoreMaintenance:
         return True
 
     def _bound_quarantine(self) -> None:
+        """Delete the oldest damaged files beyond the limits."""
         bound_quarantine(
             self.folder.quarantine_folder,
             most_bytes=self._limits.quarantine_bytes,

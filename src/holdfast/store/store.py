@@ -114,6 +114,7 @@ class BlockReader:
             future.set_result(block)
 
     def _read(self, key: BlockKey) -> StoredBlock:
+        """The block from the mailbox if it is not written yet, or else from its file."""
         queued_block = self._mailbox.held(key)
         if queued_block is not None:
             return queued_block

@@ -114,6 +114,7 @@ class Mailbox:
         answer: Future[Answer] = Future()
 
         def answer_question() -> None:
+            # on the I/O thread
             self._unanswered.discard(answer)
             try:
                 answer.set_result(work())

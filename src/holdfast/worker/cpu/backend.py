@@ -29,7 +29,9 @@ from holdfast.worker.kv.layer import LayerKV
 
 
 class CpuBackend(Backend):
-    """Computes with numpy and C what MLX computes slowly on a CPU, above all on Linux."""
+    """Computes with numpy and C what MLX computes slowly on a CPU, above all on Linux. A method that
+    returns None leaves its work to MLX.
+    """
 
     composes_attention = True
     fuses_operations = False  # that takes seconds and needs a C++ compiler
@@ -57,6 +59,7 @@ class CpuBackend(Backend):
         *,
         sinks: mx.array | None,
     ) -> mx.array | None:
+        """Attention of one decoding query per sequence, over its last `seen_tokens` positions."""
         least_scores = self._decode_scores
         if least_scores is None:
             least_scores = host_decoding.SCORES_WORTH_IT
@@ -67,6 +70,7 @@ class CpuBackend(Backend):
     def attend_spans(
         self, spans: Sequence[AttentionSpan], *, sinks: mx.array | None
     ) -> list[mx.array] | None:
+        """Causal attention of each span of new tokens over its own keys."""
         least_scores = self._host_scores
         if least_scores is None:
             least_scores = host_attention.SCORES_WORTH_IT

@@ -119,6 +119,7 @@ class Rotations(StepOperations):
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
+        """Tell the replaced functions that this thread is in a step; forget its factors at the end."""
         _install()
         _thread_state.rotations = self
         _thread_state.transposes_once = self._transposes_once

@@ -478,6 +478,7 @@ def _decoder(model: Any, rope: RopeArguments, *, layers: int) -> HostDecoder:
 
 
 def _layer(block: Any) -> DecoderLayer:
+    """The weights of one of mlx-lm's layers, for the decoder in C."""
     attention, mlp = block.self_attn, block.mlp
     norms = [attention.get(f"{name}_norm") for name in "qk"]
     return DecoderLayer(
@@ -496,6 +497,7 @@ def _layer(block: Any) -> DecoderLayer:
 
 
 def _linear(module: Any) -> decoder.Linear:
+    """The weights of a linear layer or an embedding, for the decoder in C."""
     bias = module.get("bias")
     weights = module._packed if packed_layers.is_kept(module) else _view(module.weight)
     return decoder.Linear(weights, None if bias is None else _view(bias))

@@ -60,6 +60,7 @@ class PackedEmbedding(QuantizedEmbedding):
     """A quantized embedding, which can also be the output head."""
 
     def __call__(self, x: mx.array) -> mx.array:
+        """The embeddings of token ids x, dequantized row by row."""
         return mx.dequantize(
             self["weight"][x],
             self["scales"][x].astype(mx.float32),
@@ -97,6 +98,7 @@ def _packed_classes() -> dict[type[Module], type[Module]]:
         def __call__(
             self, x: mx.array, indices: mx.array, sorted_indices: bool = False
         ) -> mx.array:
+            """x Wᵀ, plus the bias if there is one, for the experts `indices`."""
             # while MLX only builds a graph, as in mx.compile, the kernel has no numbers to multiply
             y = None if mlx_lm_hooks.is_only_graph() else _product_of_experts(self, x, indices)
             if y is None:

@@ -476,6 +476,7 @@ def _attends_like_numpy(queries: Floats, rows: Sequence[Sequence[Run]]) -> bool:
 
 
 def _dequantizes_like_numpy(stored: Stored) -> bool:
+    """Whether the kernel dequantizes a few tokens, which fit in one tile, as numpy does."""
     assert isinstance(stored, Quantized)
     ((start, end, codes),) = _tiles(stored, 0, stored.codes.shape[1])
     codes = _in_dimension_order(codes) if stored.bits == 4 else codes

@@ -267,6 +267,7 @@ def _layer_struct(layer: DecoderLayer) -> _Layer:
 
 
 def _linear_struct(layer: Linear) -> _Linear:
+    """The struct of a layer: either `weights` or `packed` is set."""
     outputs, inputs = layer.shape
     if isinstance(layer.weights, PackedWeights):
         return _Linear(None, _address(layer.bias), layer.weights.struct, outputs, inputs)
