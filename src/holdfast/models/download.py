@@ -181,7 +181,11 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     try:
         # 1.0 only once, when all files are fetched
         folder, new_files = _fetch(
-            source, selection, lambda done, total: progress("download", min(done / total, 0.999))
+            source,
+            selection,
+            lambda done_bytes, total_bytes: progress(
+                "download", min(done_bytes / total_bytes, 0.999)
+            ),
         )
     except ModelLoadError as error:  # for example, because the disk is full
         with hub_errors(source):
@@ -233,7 +237,11 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
 def _pull(source: ModelSource, *, with_code: bool, on_step: OnStep) -> PulledModel:
     """As `pull_model`, but raises DamagedModel for damaged files, which it removes."""
     selection = _selection(source, with_code=with_code)
-    folder, _ = _fetch(source, selection, lambda done, total: on_step("download", done, total))
+    folder, _ = _fetch(
+        source,
+        selection,
+        lambda done_bytes, total_bytes: on_step("download", done_bytes, total_bytes),
+    )
     files = [file for file in folder.rglob("*") if file.is_file()]
     total_bytes = sum(file.stat().st_size for file in files)
     checked_bytes = 0
@@ -416,7 +424,9 @@ def _check_disk_space(source: ModelSource, missing_bytes: int) -> None:
         )
 
 
-def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
+def check_files(
+    files: Iterable[Path], *, read: Callable[[int], None] = lambda chunk_bytes: None
+) -> None:
     """Compare the files of a snapshot with their hashes, which are their names in the Hub's cache.
 
     Damaged files are removed, so that the next download fetches them again. read: called with the

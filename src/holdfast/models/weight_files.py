@@ -120,7 +120,7 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
     """
     try:
         with opened(file) as content:
-            size = os.fstat(content.fileno()).st_size
+            file_bytes = os.fstat(content.fileno()).st_size
             start = content.read(len(_LFS_POINTER))
             if start == _LFS_POINTER:
                 raise DamagedModel(
@@ -128,9 +128,9 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
                     "folder, or download the file again"
                 )
             header_bytes = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
-            if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size - 8):
+            if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, file_bytes - 8):
                 raise DamagedModel(
-                    f"{file} ({size:,} bytes) is damaged or cut short, because its header does "
+                    f"{file} ({file_bytes:,} bytes) is damaged or cut short, because its header does "
                     f"not fit into the file{_web_page_note(start)}; download the file again"
                 )
             content.seek(8)
@@ -144,10 +144,10 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
             "again"
         ) from error
     expected_bytes = 8 + header_bytes + tensors_end
-    if expected_bytes != size:
+    if expected_bytes != file_bytes:
         raise DamagedModel(
             f"{file} is damaged or cut short: {expected_bytes:,} bytes expected, "
-            f"{size:,} found; download the file again"
+            f"{file_bytes:,} found; download the file again"
         )
     return header
 

@@ -187,9 +187,9 @@ def root_key(fingerprint: str, tenant: str = "", form: str = "native") -> BlockK
     Chains in different forms are separate, because the keys and values that later layers compute
     depend on whether attention saw quantized ones in earlier layers.
     """
-    named = (fingerprint if form == "native" else f"{fingerprint}, KV {form}").encode()
+    model_and_form = (fingerprint if form == "native" else f"{fingerprint}, KV {form}").encode()
     digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT_PERSON)
-    digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
+    digest.update(struct.pack("<Q", len(model_and_form)) + model_and_form + tenant.encode())
     return digest.digest()
 
 

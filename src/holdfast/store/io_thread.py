@@ -443,23 +443,23 @@ class IoThread:
         """Delete a record, later if that is impossible now."""
         self._attempt_or_defer("write a session's record", name, lambda: self._records.remove(name))
 
-    def _attempt_or_defer(self, what: str, name: str, work: Callable[[], None]) -> None:
+    def _attempt_or_defer(self, action: str, name: str, work: Callable[[], None]) -> None:
         """Call `work`. If it fails, or the folder cannot be written, retry later, unless newer work of
-        the same kind (`what`) on the record `name` replaces it.
+        the same kind (`action`) on the record `name` replaces it.
         """
-        self._failed_changes.pop((what, name), None)
-        if not (self._reopen_if_due() and self._attempt(what, work)):
+        self._failed_changes.pop((action, name), None)
+        if not (self._reopen_if_due() and self._attempt(action, work)):
             if not self._failed_changes:
                 self._last_retry_at = self._clocks.steady()
-            self._failed_changes[what, name] = work
+            self._failed_changes[action, name] = work
 
     def _retry_failed(self) -> None:
         """Try failed deletions and changes again."""
         self._last_retry_at = self._clocks.steady()
         if self._to_remove and self._reopen_at is None:
             self._attempt("remove blocks", self._remove_files)
-        for (what, name), work in tuple(self._failed_changes.items()):
-            self._attempt_or_defer(what, name, work)
+        for (action, name), work in tuple(self._failed_changes.items()):
+            self._attempt_or_defer(action, name, work)
 
     def records(self) -> ReadRecords | None:
         """All records of this model; None if they cannot be listed at the moment."""
@@ -530,19 +530,19 @@ class IoThread:
     def _recount(self) -> None:
         self._attempt("count blocks", self._refresh_counts)
 
-    def _on_index(self, what: str, work: Callable[[BlockIndex], object]) -> None:
+    def _on_index(self, action: str, work: Callable[[BlockIndex], object]) -> None:
         """Call `work` with the index; a failure is only logged."""
-        self._attempt(what, lambda: self._supervisor.use(work))
+        self._attempt(action, lambda: self._supervisor.use(work))
 
-    def _attempt(self, what: str, work: Callable[[], object]) -> bool:
-        """Call `work`. If it raises OSError, only log that the store could not do `what`, and
+    def _attempt(self, action: str, work: Callable[[], object]) -> bool:
+        """Call `work`. If it raises OSError, only log that the store could not do `action`, and
         return False.
         """
         try:
             work()
         except OSError as error:
             if self._reopen_at is None:
-                _LOG.warning("the store could not %s: %s", what, error)
+                _LOG.warning("the store could not %s: %s", action, error)
             return False
         return True
 

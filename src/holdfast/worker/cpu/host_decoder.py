@@ -104,7 +104,7 @@ class HostDecoder:
         logits = self.compute(
             np.concatenate([_token_ids(each) for each in spans]),
             [(each.sequence.live.leaves, each.span.tokens) for each in spans],
-            positions=[each.span.start + at for each in spans for at in range(each.span.tokens)],
+            positions=[each.span.start + row for each in spans for row in range(each.span.tokens)],
             wanted_rows=wanted_rows,
         )
         if logits is None:
@@ -174,9 +174,9 @@ class HostDecoder:
         buffers in tokens, [rows].
         """
         addresses = []
-        for at in range(len(spans[0][0])):
+        for layer_number in range(len(spans[0][0])):
             for layers, tokens in spans:
-                buffer, end = layers[at].write_position()
+                buffer, end = layers[layer_number].write_position()
                 row_bytes = _row_bytes(buffer)
                 first_address = _address(buffer) + end * row_bytes
                 addresses.append(first_address + row_bytes * np.arange(tokens, dtype=np.uint64))
@@ -195,16 +195,17 @@ class HostDecoder:
             for layer in layers:
                 layer.add_written(tokens)
         stored_runs = [
-            [list(layers[at].stored(layers[at].tokens)) for layers, _ in spans]
-            for at in range(len(spans[0][0]))
+            [list(layer.stored(layer.tokens)) for layer in layers_of_number]
+            for layers_of_number in zip(*(layers for layers, _ in spans), strict=True)
         ]
         # all layers store the same tokens in the same runs, so the first layer's division holds for all
         shared, row_ids = _shared_runs_of(stored_runs[0], [tokens for _, tokens in spans])
         entries = []
-        for at, runs_of_layer in enumerate(stored_runs):
+        for layer_number, runs_of_layer in enumerate(stored_runs):
             for sequence, index, start, end, first_row, row_count in shared:
                 arrays = runs_of_layer[sequence][index][0]
-                bits = bits_of(spans[sequence][0][at]) if len(arrays) > 1 else _NATIVE
+                layers, _ = spans[sequence]
+                bits = bits_of(layers[layer_number]) if len(arrays) > 1 else _NATIVE
                 entries.append(
                     (*self._addresses(arrays, start), end - start, *bits, first_row, row_count)
                 )
@@ -216,12 +217,12 @@ class HostDecoder:
     ) -> npt.NDArray[np.float32]:
         """Compute the logits layer by layer, with attention over long spans in numpy."""
         x = forward.embed()
-        for at in range(len(spans[0][0])):
-            queries = forward.before_attention(at, x)
+        for number in range(len(spans[0][0])):
+            queries = forward.before_attention(number, x)
             for layers, tokens in spans:
-                layers[at].add_written(tokens)
-            attended = _attend([(layers[at], tokens) for layers, tokens in spans], queries)
-            forward.after_attention(at, attended, x)
+                layers[number].add_written(tokens)
+            attended = _attend([(layers[number], tokens) for layers, tokens in spans], queries)
+            forward.after_attention(number, attended, x)
         return forward.project(x)
 
     def _addresses(self, arrays: Sequence[mx.array], start: int) -> tuple[int, ...]:
@@ -267,10 +268,12 @@ def _attend(
     """
     attended = np.empty_like(queries)
     starts = list(itertools.accumulate((tokens for _, tokens in spans), initial=0))
-    decoding = [at for at, (_, tokens) in enumerate(spans) if tokens == 1]
-    if decoding:
-        rows = [starts[at] for at in decoding]
-        layers = [spans[at][0] for at in decoding]
+    single_tokens = [
+        (start, layer) for start, (layer, tokens) in zip(starts, spans, strict=False) if tokens == 1
+    ]
+    if single_tokens:
+        rows = [start for start, _ in single_tokens]
+        layers = [layer for _, layer in single_tokens]
         attended[rows] = attend_in_place(layers, [each.tokens for each in layers], queries[rows])
     # rows of spans with several tokens, and the adjoining keys and values that these rows attend to
     long_ranges: list[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]] = []
