@@ -87,7 +87,7 @@ class HostDecoder:
         self._rotation_tables: dict[int, npt.NDArray[np.float32]] = {}
 
     def forward(self, spans: Sequence[SequenceSpan]) -> StepLogits | None:
-        """Run a step. Returns None, and changes nothing, if MLX has to run it: for
+        """Run a step. Returns None, and adds no tokens, if MLX has to run it: for
         log-probabilities of prompts, for pooling, and for states that C cannot write into.
         """
         if any(each.scored_rows or each.pooled_rows for each in spans):
