@@ -238,7 +238,7 @@ _CACHE_EVENTS = (
     (IoThread, "remove", "files are deleted"),
     (IoThread, "_pause", "the store pauses"),
     (IoThread, "_count_evicted", "files are evicted"),
-    (StoreMaintenance, "look_again", "a file is read again"),
+    (StoreMaintenance, "recheck_file", "a file is read again"),
 )
 
 

@@ -484,7 +484,7 @@ class IoThread:
         if undeleted_keys:
             raise OSError(errno.EBUSY, f"{len(undeleted_keys)} files cannot be deleted now")
 
-    def look_again(self, path: Path, failure: ReadFailed) -> None:
+    def recheck_file(self, path: Path, failure: ReadFailed) -> None:
         """Check again a file that the reading thread could not use. It is quarantined only if its
         content is damaged.
         """
@@ -499,14 +499,14 @@ class IoThread:
 
         def check_file() -> None:
             if self._folder.exists:  # the next write notices if it is gone
-                self._maintenance.look_again(path, failure.key)
+                self._maintenance.recheck_file(path, failure.key)
                 self._refresh_counts()
 
         self._attempt("look at a block again", check_file)
 
     def _has_again(self, key: BlockKey, path: Path) -> bool:
         """Whether a block that was missing has been sent or written again since it was read."""
-        return self._mailbox.held(key) is not None or is_plain_file(path)
+        return self._mailbox.held_block(key) is not None or is_plain_file(path)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the blocks of this model whose parents are all known, parents before children."""

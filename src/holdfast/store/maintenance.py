@@ -231,7 +231,7 @@ class StoreMaintenance:
         self.supervisor.use(lambda index: index.remove(deleted_keys))
         return undeleted_keys
 
-    def look_again(self, path: Path, key: BlockKey) -> bool:
+    def recheck_file(self, path: Path, key: BlockKey) -> bool:
         """Read a block that another thread could not use, and quarantine its file if it is damaged.
         Returns whether the file is damaged or gone.
         """
@@ -271,7 +271,7 @@ class StoreMaintenance:
         damaged_files = [
             file
             for file in lost_blocks.values()
-            if file is not None and self.look_again(file.path, file.key)
+            if file is not None and self.recheck_file(file.path, file.key)
         ]
         return len(damaged_files), list(lost_blocks)
 

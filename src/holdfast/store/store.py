@@ -115,7 +115,7 @@ class BlockReader:
 
     def _read(self, key: BlockKey) -> StoredBlock:
         """The block from the mailbox if it is not written yet, or else from its file."""
-        queued_block = self._mailbox.held(key)
+        queued_block = self._mailbox.held_block(key)
         if queued_block is not None:
             return queued_block
         stored = read_block(
@@ -300,7 +300,7 @@ class BlockStore:
 
     def statistics(self) -> StoreFigures:
         """A snapshot of the store's metrics. Never waits."""
-        queued_blocks, queued_bytes = self._mailbox.load()
+        queued_blocks, queued_bytes = self._mailbox.held_blocks_and_bytes()
         return msgspec.structs.replace(
             self._figures,
             queued_blocks=queued_blocks,
@@ -315,7 +315,7 @@ class BlockStore:
 
     def _on_failure(self, path: Path, failure: ReadFailed) -> None:
         """Let the I/O thread check a file that could not be read. Called on the reading thread."""
-        self._mailbox.send(functools.partial(self._io.look_again, path, failure))
+        self._mailbox.send(functools.partial(self._io.recheck_file, path, failure))
 
     def _run_task(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
         """Run `work` on the I/O thread and wait. Returns `otherwise` if the store is closed."""

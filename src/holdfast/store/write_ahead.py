@@ -149,7 +149,7 @@ class Mailbox:
             assert isinstance(block, StoredBlock)
             return block
 
-    def held(self, key: BlockKey) -> StoredBlock | None:
+    def held_block(self, key: BlockKey) -> StoredBlock | None:
         """Return a block that is queued or being written; None for any other."""
         with self._changed:
             return self._blocks.get(key)
@@ -176,7 +176,7 @@ class Mailbox:
             self._lost.clear()
         return changes
 
-    def load(self) -> tuple[int, int]:
+    def held_blocks_and_bytes(self) -> tuple[int, int]:
         """The number of blocks in the mailbox, and their size in bytes."""
         with self._changed:
             return len(self._blocks), self._held_bytes

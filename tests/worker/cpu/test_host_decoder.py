@@ -48,7 +48,7 @@ def attached(name: str, **changes: Any) -> tuple[Any, HostDecoder]:
     """A tiny model, and its decoder in C."""
     model = make_tiny(name, **changes)
     host_decoder.attach(model, mx.float32)
-    decoder = host_decoder.of(model)
+    decoder = host_decoder.decoder_of(model)
     assert decoder is not None
     return model, decoder
 
@@ -194,7 +194,7 @@ def test_each_sequence_draws_the_same_as_alone(
 ) -> None:
     write_tiny(tmp_path, name, quantization)
     loaded = load_model(tmp_path, ModelSettings(), progress=lambda *_: None)
-    assert host_decoder.of(loaded.model)
+    assert host_decoder.decoder_of(loaded.model)
     rng = random.Random(f"{name} fused")
     runner = choose_layout(loaded.model, vocab_size=VOCAB_SIZE)
     assert runner.name == "rows", runner.reason
@@ -226,7 +226,7 @@ def state_buffer(layer: FullKV) -> Any:
 
 def has_decoder(model: Any, dtype: mx.Dtype = mx.float32) -> bool:
     host_decoder.attach(model, dtype)
-    return host_decoder.of(model) is not None
+    return host_decoder.decoder_of(model) is not None
 
 
 def test_unsupported_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_on_a_gpu_no_model_runs_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_tiny(tmp_path, "llama")
     monkeypatch.setattr(backend, "_in_use", Backend())
     loaded = load_model(tmp_path, ModelSettings(), progress=lambda *_: None)
-    assert host_decoder.of(loaded.model) is None
+    assert host_decoder.decoder_of(loaded.model) is None
     assert loaded.kept_layers == 0
 
 

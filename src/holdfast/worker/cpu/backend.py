@@ -91,7 +91,7 @@ class CpuBackend(Backend):
         return fast_on_cpu.Rotations(transposes_once=transposes_once)
 
     def whole_steps(self, model: Module) -> Callable[[Sequence[Any]], Any] | None:
-        decoder = host_decoder.of(model)
+        decoder = host_decoder.decoder_of(model)
         return None if decoder is None else decoder.forward
 
     def sampler_of(self, kind: SamplingKind, *, vocab_size: int) -> SampleRows | None:

@@ -375,7 +375,7 @@ def attach(model: Any, dtype: mx.Dtype) -> None:
         model._host_decoder = _decoder(model, rope, layers=len(model.layers))
 
 
-def of(model: Any) -> HostDecoder | None:
+def decoder_of(model: Any) -> HostDecoder | None:
     """The decoder that `attach` gave to a model; None if it gave none."""
     attached: HostDecoder | None = vars(model).get("_host_decoder")
     return attached
@@ -383,7 +383,7 @@ def of(model: Any) -> HostDecoder | None:
 
 def attention_of(model: Any) -> str:
     """What computes the attention of a model's decode steps, and why."""
-    if of(model) is None:
+    if decoder_of(model) is None:
         return description()
     return "the C kernel (forward passes need no MLX operations; prefill: numpy)"
 

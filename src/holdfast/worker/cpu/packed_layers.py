@@ -159,11 +159,6 @@ def is_kept(module: Any) -> bool:
     return "_packed" in vars(module)
 
 
-def count(model: Any) -> int:
-    """The number of modules of a model for which `keep_stored` was called."""
-    return sum(is_kept(module) for module in model.modules())
-
-
 def keep_stored(module: Any, dtype: mx.Dtype) -> None:
     """Make a module compute with its stored weights. Requires `supports`, and that
     `unavailable` is empty.
