@@ -148,7 +148,7 @@ class StoreMaintenance:
         self._clock = clock
 
     def drop_old_pins(self) -> None:
-        """Remove expired pins. The times of the blocks tell whether the clock may be wrong."""
+        """Remove expired pins. The newest use of a block shows whether the clock has jumped ahead."""
         newest = self.supervisor.use(BlockIndex.newest_use)
         if newest is not None:
             self._clock.start_from(newest)

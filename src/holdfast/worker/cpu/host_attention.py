@@ -232,7 +232,8 @@ def _attend_block(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) 
     hidden: the mask of `_hidden_columns` for the rows of one head. sinks: [rows, 1].
     """
     scores = _scratch_scores(len(block.queries), block.columns)
-    ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))  # columns
+    # the column at which each part ends
+    ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
     key_step = _key_step(block.queries)
     for end, (keys, _) in zip(ends, block.parts, strict=True):
         _score(

@@ -108,8 +108,8 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
     rows = _rows_of(logits)
     tokens = np.array(token_ids)
     top_ids = np.zeros((len(rows), top_logprobs), np.uint32)
-    top = np.full((len(rows), top_logprobs), np.nan, np.float32)
-    chosen = np.full(len(rows), np.nan, np.float32)
+    top_values = np.full((len(rows), top_logprobs), np.nan, np.float32)
+    token_values = np.full(len(rows), np.nan, np.float32)
     scratch = np.empty(rows.shape[1], np.float32)
     with np.errstate(all="ignore"):
         for index, row in enumerate(rows):
@@ -121,13 +121,13 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
                     np.exp(np.subtract(row, peak, out=scratch), out=scratch).sum(dtype=np.float64)
                 )
             )
-            chosen[index] = float(row[tokens[index]]) - log_sum
+            token_values[index] = float(row[tokens[index]]) - log_sum
             if top_logprobs:
                 top_ids[index] = GroupedRow(row).largest(top_logprobs)
-                top[index] = row[top_ids[index]] - np.float64(log_sum)
+                top_values[index] = row[top_ids[index]] - np.float64(log_sum)
     if top_logprobs == 0:
-        return Scores(chosen=mx.array(chosen))
-    return Scores(chosen=mx.array(chosen), top=(mx.array(top_ids), mx.array(top)))
+        return Scores(chosen=mx.array(token_values))
+    return Scores(chosen=mx.array(token_values), top=(mx.array(top_ids), mx.array(top_values)))
 
 
 def sampling_pays(kind: SamplingKind, *, vocab_size: int) -> bool:
