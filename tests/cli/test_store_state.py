@@ -19,7 +19,7 @@ from tests.fakes.stored_blocks import FINGERPRINT, make_chain
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """In place of /var/tmp and /tmp."""
     folders = [tmp_path / name for name in ("first", "second", "third")]
-    monkeypatch.setattr(build, "_TEMPORARY", tuple(map(str, folders)))
+    monkeypatch.setattr(build, "_TEMPORARY_FOLDERS", tuple(map(str, folders)))
     return folders
 
 

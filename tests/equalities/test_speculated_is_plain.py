@@ -112,7 +112,7 @@ def test_an_answer_does_not_depend_on_drafts(name: str, depth: int) -> None:
 def test_drafts_change_nothing_where_forward_passes_bypass_mlx(name: str, kv_bits: KVBits) -> None:
     model = make_tiny(name, head_dim=64)
     host_decoder.attach(model, mx.float32)
-    assert host_decoder.of(model) is not None
+    assert host_decoder.decoder_of(model) is not None
     runner = choose_layout(model, vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     form = engine.measure_costs().form

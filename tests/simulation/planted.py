@@ -219,7 +219,7 @@ FAULTS: Sequence[Fault] = (
     # -- the prefix cache
     _fault(
         "tenants share their blocks",
-        ("store/block.py", "+ named + tenant.encode())", "+ named)"),
+        ("store/block.py", "+ model_and_form + tenant.encode())", "+ model_and_form)"),
     ),
     _fault(
         "a lost block is filled from another conversation",
@@ -279,8 +279,8 @@ FAULTS: Sequence[Fault] = (
     _fault(
         "a key does not know the form of its block",
         ("store/block.py",
-         'named = (fingerprint if form == "native" else f"{fingerprint}, KV {form}").encode()',
-         "named = fingerprint.encode()"),
+         'model_and_form = (fingerprint if form == "native" else f"{fingerprint}, KV {form}").encode()',
+         "model_and_form = fingerprint.encode()"),
     ),
     _fault(
         "tokens from disk are counted twice as cached",
@@ -303,7 +303,7 @@ FAULTS: Sequence[Fault] = (
     _fault(
         "blocks of other weights are used",
         ("store/block.py", "def root_key(fingerprint: str,", "def root_key(_fingerprint: str,"),
-        ("store/block.py", "    named = (fingerprint if", '    fingerprint = ""\n    named = (fingerprint if'),
+        ("store/block.py", "    model_and_form = (fingerprint if", '    fingerprint = ""\n    model_and_form = (fingerprint if'),
         ("store/block.py", "blake2b(fingerprint.encode(), digest_size=8)", 'blake2b(b"", digest_size=8)'),
     ),
     _fault(
@@ -342,7 +342,7 @@ FAULTS: Sequence[Fault] = (
     ),
     _fault(
         "a failed deletion is not tried again",
-        ("store/io_thread.py", "        self._to_remove = dict.fromkeys(left)\n",
+        ("store/io_thread.py", "        self._to_remove = dict.fromkeys(undeleted_keys)\n",
          "        self._to_remove = {}\n"),
         undoes="a failed deletion was never retried, so a forgotten session could come back",
     ),

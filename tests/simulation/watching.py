@@ -115,7 +115,7 @@ def install() -> None:
 
     def watched_put(records: Records, name: str, data: bytes) -> None:
         path = records._path(name)
-        running[-1].store.writes_record(path, data + records._sum(name, data))
+        running[-1].store.writes_record(path, data + records._checksum(name, data))
         put(records, name, data)
         running[-1].store.wrote_record(path)
 
@@ -238,7 +238,7 @@ _CACHE_EVENTS = (
     (IoThread, "remove", "files are deleted"),
     (IoThread, "_pause", "the store pauses"),
     (IoThread, "_count_evicted", "files are evicted"),
-    (StoreMaintenance, "look_again", "a file is read again"),
+    (StoreMaintenance, "recheck_file", "a file is read again"),
 )
 
 

@@ -84,10 +84,10 @@ def test_only_files_that_are_still_damaged_are_set_aside(tmp_path: Path) -> None
     good = folder.block_path(KEYS[0], model=MODEL)
     bad = folder.block_path(KEYS[5], model=MODEL)
     bad.write_bytes(bad.read_bytes()[:-1] + b"!")
-    assert maintenance.look_again(good, KEYS[0]) is False, "was damaged a moment ago"
-    assert maintenance.look_again(bad, KEYS[5]) is True
+    assert maintenance.recheck_file(good, KEYS[0]) is False, "was damaged a moment ago"
+    assert maintenance.recheck_file(bad, KEYS[5]) is True
     assert not bad.exists()
-    assert maintenance.look_again(bad, KEYS[5]) is True, "gone"
+    assert maintenance.recheck_file(bad, KEYS[5]) is True, "gone"
     assert kept(folder, supervisor) == set(KEYS[:5])
     assert len(quarantined_files(folder.quarantine_folder)) == 1
 
@@ -97,7 +97,7 @@ def test_a_sound_file_of_another_model_is_set_aside_too(tmp_path: Path) -> None:
     foreign = make_block([1], fingerprint="model two")
     path = folder.block_path(foreign.key, model=MODEL)
     write_file(path, foreign, fingerprint="model two")
-    assert maintenance.look_again(path, foreign.key) is True
+    assert maintenance.recheck_file(path, foreign.key) is True
     assert not path.exists()
 
 

@@ -44,7 +44,7 @@ def test_the_limits_hold_and_refused_blocks_are_lost(
 ) -> None:
     mailbox = box(most_bytes=most_bytes, most_blocks=most_blocks)
     answers = [mailbox.offer_block(BLOCKS[number]) for number in sizes]
-    blocks, held_bytes = mailbox.load()
+    blocks, held_bytes = mailbox.held_blocks_and_bytes()
     assert blocks <= most_blocks
     assert held_bytes <= max(most_bytes, 100)
     assert (
@@ -59,11 +59,11 @@ def test_a_block_can_be_read_until_it_is_finished() -> None:
     mailbox = box()
     mailbox.offer_block(BLOCKS[0])
     assert mailbox.next_work(0) is BLOCKS[0]
-    assert mailbox.held(BLOCKS[0].key) is BLOCKS[0]
+    assert mailbox.held_block(BLOCKS[0].key) is BLOCKS[0]
     assert mailbox.offer_block(BLOCKS[0]) == "held already"
     mailbox.finish([BLOCKS[0].key], stored=True)
-    assert mailbox.held(BLOCKS[0].key) is None
-    assert mailbox.load() == (0, 0)
+    assert mailbox.held_block(BLOCKS[0].key) is None
+    assert mailbox.held_blocks_and_bytes() == (0, 0)
 
 
 def test_changes_are_reported_once() -> None:

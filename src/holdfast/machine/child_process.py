@@ -22,15 +22,15 @@ def answer_of(
 ) -> Any:
     """Run a module and return what it prints, decoded as `answer_type`.
 
-    Raises HoldfastError with a message of one line. sent: its standard input. doing: what it does,
-    for messages. hint: what to do if it takes too long.
+    Raises HoldfastError with a message of one line. doing: what the module does, as the subject of a
+    message. sent: its standard input. hint: what to do if it takes too long, as the end of a message.
     """
     command = [sys.executable, "-P", "-m", module, *arguments]
     try:
-        done = subprocess.run(
+        ended = subprocess.run(
             command, input=sent, capture_output=True, timeout=limit_seconds, check=True
         )
-        return msgspec.json.decode(done.stdout, type=answer_type)
+        return msgspec.json.decode(ended.stdout, type=answer_type)
     except subprocess.TimeoutExpired:
         raise HoldfastError(f"{doing} took more than {limit_seconds:.0f} s{hint}") from None
     except subprocess.CalledProcessError as error:

@@ -34,7 +34,7 @@ class AwakeClock:
     """Counts the seconds in which this process runs, on one event loop."""
 
     def __init__(self, *, clock: Callable[[], float] = _time_with_sleep) -> None:
-        """Starts ticking on the running event loop."""
+        """Start ticking on the running event loop. clock: returns seconds, including sleep."""
         self._clock = clock
         self._ticked_at = clock()
         self._awake_seconds = 0.0
@@ -45,25 +45,26 @@ class AwakeClock:
         return self._awake_seconds + min(self._clock() - self._ticked_at, MOST_TICK_SECONDS)
 
     def _tick(self) -> None:
-        asleep = self._clock() - self._ticked_at - TICK_SECONDS
+        """Add the time since the last tick, at most MOST_TICK_SECONDS of it: more was sleep."""
+        asleep_seconds = self._clock() - self._ticked_at - TICK_SECONDS
         self._awake_seconds = self.time()
         self._ticked_at = self._clock()
-        if asleep >= LEAST_SLEEP_SECONDS:
-            logger.warning("the machine slept %s", duration_text(asleep))
+        if asleep_seconds >= LEAST_SLEEP_SECONDS:
+            logger.warning("the machine slept %s", duration_text(asleep_seconds))
         asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
-    def call_later(self, seconds: float, act: Callable[[], None]) -> AwakeTimer:
-        """Call `act` after the process has run for this many seconds."""
-        return AwakeTimer(self, seconds, act)
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> AwakeTimer:
+        """Call `callback` after the process has run for this many seconds."""
+        return AwakeTimer(self, seconds, callback)
 
 
 class AwakeTimer:
     """A call that `AwakeClock.call_later` has scheduled."""
 
-    def __init__(self, clock: AwakeClock, seconds: float, act: Callable[[], None]) -> None:
+    def __init__(self, clock: AwakeClock, seconds: float, callback: Callable[[], None]) -> None:
         self._clock = clock
-        self._act = act
-        self._due = clock.time() + seconds
+        self._callback = callback
+        self._due_at = clock.time() + seconds  # on the awake clock
         self._handle = asyncio.get_running_loop().call_later(seconds, self._call_if_due)
 
     def cancel(self) -> None:
@@ -71,11 +72,12 @@ class AwakeTimer:
         self._handle.cancel()
 
     def _call_if_due(self) -> None:
-        left = self._due - self._clock.time()
-        if left > 0.001:  # the process did not run the whole time
-            self._handle = asyncio.get_running_loop().call_later(left, self._call_if_due)
+        """Call the callback, or set the loop's timer again if the awake clock has not come so far."""
+        seconds_left = self._due_at - self._clock.time()
+        if seconds_left > 0.001:  # the process did not run the whole time
+            self._handle = asyncio.get_running_loop().call_later(seconds_left, self._call_if_due)
         else:
-            self._act()
+            self._callback()
 
 
 _clocks: WeakKeyDictionary[asyncio.AbstractEventLoop, AwakeClock] = WeakKeyDictionary()

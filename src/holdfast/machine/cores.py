@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-_CPUS = Path("/sys/devices/system/cpu")
+_CPUS = Path("/sys/devices/system/cpu")  # a CPU is a hardware thread of a core
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -18,8 +18,8 @@ def usable_cores(*, cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
     faster.
     """
     if hasattr(os, "sched_getaffinity"):
-        allowed = sorted(os.sched_getaffinity(0))
-        cores = len({_core_of(cpu, cpus) for cpu in allowed})
+        allowed_cpus = sorted(os.sched_getaffinity(0))
+        cores = len({_core_of(cpu, cpus) for cpu in allowed_cpus})
     else:
         cores = os.cpu_count() or 1
     quota = _cpu_quota(cgroup)
@@ -29,6 +29,7 @@ def usable_cores(*, cpus: Path = _CPUS, cgroup: Path = _CGROUP) -> int:
 
 
 def _core_of(cpu: int, cpus: Path) -> tuple[str, ...]:
+    """Identifies the core to which a CPU belongs: its socket and its number there."""
     topology = cpus / f"cpu{cpu}" / "topology"
     try:
         return (topology / "physical_package_id").read_text().strip(), (
@@ -44,7 +45,7 @@ def _cpu_quota(cgroup: Path) -> float:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return 0.0 if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError):
-        pass
+        pass  # not version 2
     try:
         quota_us = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
         return max(quota_us, 0) / int((cgroup / "cpu/cpu.cfs_period_us").read_text())

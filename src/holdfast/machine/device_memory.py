@@ -71,9 +71,9 @@ def _process_limits() -> Iterator[tuple[int, int]]:
         return
     import psutil
 
-    used = psutil.Process().memory_info()
-    for kind, used_bytes in ((resource.RLIMIT_AS, used.vms), (resource.RLIMIT_DATA, used.data)):
-        most_bytes, _ = resource.getrlimit(kind)
+    usage = psutil.Process().memory_info()
+    for limit, used_bytes in ((resource.RLIMIT_AS, usage.vms), (resource.RLIMIT_DATA, usage.data)):
+        most_bytes, _ = resource.getrlimit(limit)
         if most_bytes != resource.RLIM_INFINITY:
             yield most_bytes, used_bytes
 
@@ -87,7 +87,8 @@ def _cgroup_limits(root: Path, own_cgroups: Path) -> Iterator[tuple[int, int]]:
 
 
 def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]:
-    """The folders from the process's own group up to `root`.
+    """The folders from the process's own control group up to `root`. controller: the name under which
+    version 1 lists the group; empty for version 2.
 
     Source: cgroups(7), /proc/[pid]/cgroup.
     """
@@ -95,22 +96,26 @@ def _own_and_above(root: Path, own_cgroups: Path, controller: str) -> list[Path]
         lines = [line.split(":", 2) for line in own_cgroups.read_text().splitlines()]
     except OSError:
         lines = []
-    own = next(
+    own_group = next(
         (line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")), "/"
     )
-    parts = [part for part in own.split("/") if part]
+    parts = [part for part in own_group.split("/") if part]
     if ".." in parts:  # the group is not visible in this container
         parts = []
     return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
 
-def _limit_of(folder: Path, most: str, used: str) -> Iterator[tuple[int, int]]:
-    if most_bytes := _number(folder / most):
-        used_bytes = max(_number(folder / used) - _inactive_file_bytes(folder / "memory.stat"), 0)
+def _limit_of(folder: Path, limit_file: str, usage_file: str) -> Iterator[tuple[int, int]]:
+    """The limit of one control group, if it has one, from these two files in its folder."""
+    if most_bytes := _number(folder / limit_file):
+        used_bytes = max(
+            _number(folder / usage_file) - _inactive_file_bytes(folder / "memory.stat"), 0
+        )
         yield most_bytes, used_bytes
 
 
 def _number(file: Path) -> int:
+    """The number in a file of a control group; 0 if there is none."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -124,12 +129,12 @@ def _inactive_file_bytes(stat: Path) -> int:
         lines = stat.read_text().splitlines()
     except OSError:
         return 0
-    wanted = {"inactive_file", "total_inactive_file"}
+    counter_names = {"inactive_file", "total_inactive_file"}
     return max(
         (
             int(value)
             for key, _, value in (line.partition(" ") for line in lines)
-            if key in wanted and value.isdigit()
+            if key in counter_names and value.isdigit()
         ),
         default=0,
     )
@@ -150,13 +155,18 @@ def process_footprint(pid: int) -> int:
 
 
 def _physical_footprint(pid: int) -> int:
-    """Source: xnu, bsd/sys/resource.h, struct rusage_info_v0; libproc.h, proc_pid_rusage."""
+    """The memory that macOS charges to a process, in bytes; 0 if the process is gone.
+
+    Source: xnu, bsd/sys/resource.h, struct rusage_info_v0; libproc.h, proc_pid_rusage.
+    """
     usage = _ResourceUsage()
-    read = ctypes.CDLL(None).proc_pid_rusage
-    return 0 if read(pid, 0, ctypes.byref(usage)) != 0 else int(usage.phys_footprint)
+    proc_pid_rusage = ctypes.CDLL(None).proc_pid_rusage
+    return 0 if proc_pid_rusage(pid, 0, ctypes.byref(usage)) != 0 else int(usage.phys_footprint)
 
 
 class _ResourceUsage(ctypes.Structure):
+    """macOS's `struct rusage_info_v0`."""
+
     _fields_ = (
         ("uuid", ctypes.c_uint8 * 16),
         ("user_time", ctypes.c_uint64),

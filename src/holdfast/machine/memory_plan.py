@@ -1,5 +1,8 @@
 """Divides the memory that the weights of models leave free: between the loaded models, and in a worker
 between KV and cached blocks. The settings may give other sizes than these.
+
+A working set is the memory that the system lets a GPU use. With unified memory, GPU and processor share
+the machine's memory. The RAM tier is the cached blocks in RAM.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _LARGEST_AUTO_BUDGET_BYTES = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
-    """The part of the remaining memory that a worker may use, considering the other workers."""
+    """The part of the memory that a worker may use, considering the other workers."""
 
     parts: int = 1  # the memory for KV has this many equal parts, of which this worker gets one
     promised_bytes: int = 0  # memory that other workers may still allocate
@@ -39,7 +42,7 @@ class MemoryShare:
     state_bytes: int | None = None
 
 
-ALL_OF_IT = MemoryShare()
+ALL_OF_IT = MemoryShare()  # the share of a worker that is alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +77,14 @@ def plan_memory(
     possible. On other machines, the KV budget is a share of the free memory. Raises ModelLoadError
     if the settings ask for more than exists.
     """
-    unified = memory.unified and memory.working_set_bytes > 0
+    is_unified_gpu = memory.unified and memory.working_set_bytes > 0
     _check_requested(kv_bytes, memory)
-    if unified:
+    if is_unified_gpu:
         free_bytes = share.state_bytes
         if free_bytes is None:
-            own_bytes = weight_bytes + reserve_bytes
+            worker_bytes = weight_bytes + reserve_bytes
             free_bytes = state_bytes(
-                memory.working_set_bytes, taken_bytes=(own_bytes,), parts=share.parts
+                memory.working_set_bytes, taken_bytes=(worker_bytes,), parts=share.parts
             )
         return _plan_of_working_set(
             free_bytes=free_bytes,
@@ -90,16 +93,18 @@ def plan_memory(
             full_context_bytes=full_context_bytes,
         )
     if kv_bytes is None:
-        free = memory.available_bytes
+        free_bytes = memory.available_bytes
         if memory.working_set_bytes:
-            free = memory.working_set_bytes - weight_bytes - share.taken_bytes - reserve_bytes
-        kv_bytes = _bounded(int((free - share.promised_bytes) // share.parts * _KV_SHARE))
+            free_bytes = memory.working_set_bytes - weight_bytes - share.taken_bytes - reserve_bytes
+        part_bytes = (free_bytes - share.promised_bytes) // share.parts
+        kv_bytes = _bounded_budget(int(part_bytes * _KV_SHARE))
     if ram_tier_bytes is None:
         ram_tier_bytes = kv_bytes // _RAM_TIER_PARTS
     return MemoryPlan(kv_bytes=kv_bytes, ram_tier_bytes=ram_tier_bytes)
 
 
 def _check_requested(kv_bytes: int | None, memory: DeviceMemory) -> None:
+    """Raise ModelLoadError if the setting model.memory_bytes is more than the device's memory."""
     is_discrete = memory.working_set_bytes > 0 and not memory.unified
     total_bytes = memory.working_set_bytes if is_discrete else memory.total_bytes
     if kv_bytes is not None and kv_bytes > total_bytes:
@@ -116,8 +121,8 @@ def state_bytes(working_set_bytes: int, *, taken_bytes: Sequence[int], parts: in
     taken_bytes: weights and step memory of each loaded model. parts: the working set is divided by
     this first, to leave room for other models whose weights are unknown.
     """
-    left = working_set_bytes // parts - sum(taken_bytes)
-    return max(0, left // len(taken_bytes))
+    free_bytes = working_set_bytes // parts - sum(taken_bytes)
+    return max(0, free_bytes // len(taken_bytes))
 
 
 def _plan_of_working_set(
@@ -134,13 +139,14 @@ def _plan_of_working_set(
             kv_bytes = cache_bytes - ram_tier_bytes
         if kv_bytes < full_context_bytes <= free_bytes - (ram_tier_bytes or 0):
             kv_bytes = full_context_bytes
-        kv_bytes = _bounded(kv_bytes)
+        kv_bytes = _bounded_budget(kv_bytes)
     if ram_tier_bytes is None:
         ram_tier_bytes = max(0, min(cache_bytes // (_RAM_TIER_PARTS + 1), free_bytes - kv_bytes))
     return MemoryPlan(kv_bytes=kv_bytes, ram_tier_bytes=ram_tier_bytes)
 
 
-def _bounded(kv_bytes: int) -> int:
+def _bounded_budget(kv_bytes: int) -> int:
+    """An automatic budget within the limits: enough for short requests, and no absurd number."""
     return min(max(kv_bytes, _SMALLEST_BUDGET_BYTES), _LARGEST_AUTO_BUDGET_BYTES)
 
 

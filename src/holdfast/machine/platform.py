@@ -1,4 +1,7 @@
-"""The device that MLX computes with, and its settings. Importing this module does not import MLX."""
+"""The device that MLX computes with, and its settings. Importing this module does not import MLX.
+
+Wired memory is never paged out. The working set is the memory that the system lets a GPU use.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from holdfast.config import DeviceChoice
 from holdfast.errors import ModelLoadError
 from holdfast.machine.device_memory import DeviceMemory, memory_report
 
-_WORKING_SET_NAMES = ("max_recommended_working_set_size", "total_memory", "memory_size")
+# keys of `mx.device_info()`, whose names differ between backends and versions
+_WORKING_SET_KEYS = ("max_recommended_working_set_size", "total_memory", "memory_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,7 @@ def working_set_bytes() -> int:
     if _backend(mx) == "cpu":
         return 0
     info = mx.device_info()
-    return next((int(info[name]) for name in _WORKING_SET_NAMES if info.get(name)), 0)
+    return next((int(info[key]) for key in _WORKING_SET_KEYS if info.get(key)), 0)
 
 
 def taken_bytes() -> int:
@@ -106,10 +110,12 @@ def taken_bytes() -> int:
 
 
 def _mlx() -> Any:
+    """The module `mlx.core`, imported by the first call."""
     return importlib.import_module("mlx.core")
 
 
 def _backend(mx: Any) -> str:
+    """What MLX computes with by default: "cpu", "metal" or "cuda"."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"

@@ -43,6 +43,7 @@ def progress_of(pid: int) -> Progress:
 
 
 def _read_bytes(process: Any) -> int:
+    """How much a process (psutil's) has read from disk; outside Linux, only its page-ins count."""
     import psutil
 
     if sys.platform != "linux":
@@ -66,27 +67,27 @@ def own_queue_times(tasks: Path = _TASKS) -> QueueTimes:
 
     Source: Documentation/scheduler/sched-stats.rst, /proc/PID/task/TID/schedstat.
     """
-    ran = waited = 0
+    ran_ns = waited_ns = 0
     try:
         threads = os.listdir(tasks)
     except OSError:
         threads = []
     for thread in threads:
         try:
-            running, waiting, _ = (tasks / thread / "schedstat").read_text().split()
+            thread_ran, thread_waited, _ = (tasks / thread / "schedstat").read_text().split()
         except (OSError, ValueError):
             continue  # the thread has ended
-        ran += int(running)
-        waited += int(waiting)
-    return QueueTimes(ran / 1e9, waited / 1e9)
+        ran_ns += int(thread_ran)
+        waited_ns += int(thread_waited)
+    return QueueTimes(ran_ns / 1e9, waited_ns / 1e9)
 
 
 def share_of_core(before: QueueTimes, now: QueueTimes, *, elapsed_seconds: float) -> float:
     """The share of the time since `before` in which a process got a core when it wanted one: 1 if
     its threads never waited for a core, or did not want to run.
     """
-    ran = max(now.ran_seconds - before.ran_seconds, 0.0)
-    waited = max(now.waited_seconds - before.waited_seconds, 0.0)
-    if ran < LEAST_SHARE * elapsed_seconds:
+    ran_seconds = max(now.ran_seconds - before.ran_seconds, 0.0)
+    waited_seconds = max(now.waited_seconds - before.waited_seconds, 0.0)
+    if ran_seconds < LEAST_SHARE * elapsed_seconds:
         return 1.0  # it waits for something other than a core
-    return ran / (ran + waited)
+    return ran_seconds / (ran_seconds + waited_seconds)

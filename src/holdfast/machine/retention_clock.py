@@ -32,27 +32,33 @@ class RetentionClock:
     def __init__(
         self, *, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic
     ) -> None:
+        """wall: returns seconds since the epoch. steady: returns seconds that only ever advance."""
         self._wall = wall
         self._steady = steady
-        self._has_records = False
-        self._believed: float | None = None
-        self._believed_at = 0.0  # on the steady clock
-        self._suspected_at: float | None = None
-        self._was_right = False  # whether this process has believed it before
+        self._has_records = False  # whether `start_from` was called
+        self._trusted_time: float | None = None  # the last wall-clock time that was trusted
+        self._trusted_at = 0.0  # when that was, on the steady clock
+        self._suspected_at: float | None = (
+            None  # steady time since which the wall clock is too far ahead
+        )
+        self._was_trusted = False  # whether this process has trusted the wall clock before
 
     def start_from(self, newest: float) -> None:
-        """newest: the time of the newest record of an earlier process. Only the first call counts."""
+        """Compare the clock with an earlier process. Only the first call counts.
+
+        newest: the time of its newest record, in seconds since the epoch.
+        """
         if not self._has_records:
             self._has_records = True
-            self._believed = newest
-            self._believed_at = self._steady()
+            self._trusted_time = newest
+            self._trusted_at = self._steady()
 
     def start_from_stamps(self, stamps: Iterable[float]) -> None:
         """Like `start_from`, for times of the wall clock, which may have been wrong. Does nothing
         if none of them is an hour old; then, all are recent.
         """
-        before = self._wall() - RECHECK_SECONDS
-        newest = max((stamp for stamp in stamps if stamp <= before), default=None)
+        an_hour_ago = self._wall() - RECHECK_SECONDS
+        newest = max((stamp for stamp in stamps if stamp <= an_hour_ago), default=None)
         if newest is not None:
             self.start_from(newest)
 
@@ -61,13 +67,13 @@ class RetentionClock:
         wall = self._wall()
         steady = self._steady()
         expected = wall
-        if self._believed is not None:
-            expected = self._believed + max(0.0, steady - self._believed_at)
+        if self._trusted_time is not None:
+            expected = self._trusted_time + max(0.0, steady - self._trusted_at)
         if wall - expected > MOST_AHEAD_SECONDS:
             if self._suspected_at is None:
                 self._suspected_at = steady
                 logger.log(
-                    logging.WARNING if self._was_right else logging.INFO,
+                    logging.WARNING if self._was_trusted else logging.INFO,
                     "the clock is %s ahead of the newest record; nothing is deleted by age until the "
                     "clock is checked again in an hour",
                     duration_text(wall - expected),
@@ -75,9 +81,9 @@ class RetentionClock:
             if steady - self._suspected_at < RECHECK_SECONDS:
                 return expected
         self._suspected_at = None
-        self._was_right = True
-        self._believed = wall
-        self._believed_at = steady
+        self._was_trusted = True
+        self._trusted_time = wall
+        self._trusted_at = steady
         return wall
 
 

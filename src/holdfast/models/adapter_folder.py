@@ -16,14 +16,15 @@ from typing import Any, Literal, TypeAlias
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.files import expanded
 from holdfast.models.model_folder import read_json
-from holdfast.models.weight_files import read_header
+from holdfast.models.weight_files import read_header, tensor_bytes
 
 WEIGHTS = "adapters.safetensors"
 CONFIG = "adapter_config.json"
 SEPARATOR = ":"  # between the name of a model and that of its adapter
 _NAME = re.compile(r"[\w.-]+")
 _PEFT_WEIGHTS = "adapter_model.safetensors"
-_OLLAMAS_TAG = "latest"  # Ollama's clients append :latest to the name of a model
+# Ollama's clients append :latest to the name of a model, so no adapter can have this name
+_OLLAMAS_TAG = "latest"
 _KINDS = ("lora", "dora")
 _DTYPES = ("F32", "F16", "BF16")
 _FORMAT = f"an adapter is a folder with {CONFIG} and {WEIGHTS}, as mlx_lm.lora writes it"
@@ -96,9 +97,10 @@ def checked_adapter(name: str, folder: Path) -> AdapterFiles:
 
 
 def _checked(name: str, folder: Path) -> AdapterFiles:
+    """As `checked_adapter`, with messages that do not name the adapter."""
     if not folder.is_dir():
-        what = f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}"
-        raise ModelLoadError(f"{what}; {_FORMAT}")
+        problem = f"{folder} is not a folder" if folder.exists() else f"there is no folder {folder}"
+        raise ModelLoadError(f"{problem}; {_FORMAT}")
     for file in (CONFIG, WEIGHTS):
         if not (folder / file).is_file():
             raise ModelLoadError(f"{folder} has no {file}{_found_instead(folder)}")
@@ -116,8 +118,8 @@ def _checked(name: str, folder: Path) -> AdapterFiles:
         kind=kind,
         scale=_scale(config, folder),
         shapes=_shapes(header, folder / WEIGHTS, kind=kind),
-        tensor_bytes=sum(end - start for start, end in _places(header)),
-        trained_on=trained if isinstance(trained := config.get("model"), str) else "",
+        tensor_bytes=tensor_bytes(header),
+        trained_on=base_model if isinstance(base_model := config.get("model"), str) else "",
     )
 
 
@@ -132,6 +134,7 @@ def _found_instead(folder: Path) -> str:
 
 
 def _scale(config: Mapping[str, Any], folder: Path) -> float:
+    """The factor of the low-rank product. Raises ModelLoadError if the configuration has none."""
     parameters = config.get("lora_parameters")
     scale = parameters.get("scale") if isinstance(parameters, Mapping) else None
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
@@ -145,27 +148,23 @@ def _shapes(
     """The shapes of an adapter's weights, by layer and part. Raises ModelLoadError if a weight is
     missing or unexpected.
     """
-    needed = {"lora_a", "lora_b", "m"} if kind == "dora" else {"lora_a", "lora_b"}
+    needed_parts = {"lora_a", "lora_b", "m"} if kind == "dora" else {"lora_a", "lora_b"}
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor, entry in header.items():
-        path, _, part = tensor.rpartition(".")
-        if not path or part not in needed:
+        layer, _, part = tensor.rpartition(".")
+        if not layer or part not in needed_parts:
             raise ModelLoadError(
                 f"{file} contains {tensor}, which is no weight of a {kind} adapter; possible: "
-                f"names that end in {', '.join(sorted(needed))}"
+                f"names that end in {', '.join(sorted(needed_parts))}"
             )
         if entry["dtype"] not in _DTYPES:
             raise ModelLoadError(
                 f"{file} contains {tensor} as {entry['dtype']}; possible: {', '.join(_DTYPES)}"
             )
-        shapes.setdefault(path, {})[part] = tuple(entry["shape"])
+        shapes.setdefault(layer, {})[part] = tuple(entry["shape"])
     if not shapes:
         raise ModelLoadError(f"{file} contains no weights")
-    for path, parts in shapes.items():
-        if missing := sorted(needed - parts.keys()):
-            raise ModelLoadError(f"{file} has no {path}.{missing[0]}")
+    for layer, parts in shapes.items():
+        if missing := sorted(needed_parts - parts.keys()):
+            raise ModelLoadError(f"{file} has no {layer}.{missing[0]}")
     return shapes
-
-
-def _places(header: Mapping[str, Any]) -> list[tuple[int, int]]:
-    return [(start, end) for start, end in (entry["data_offsets"] for entry in header.values())]

@@ -14,7 +14,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from holdfast.errors import DamagedModel
 from holdfast.models.model_folder import opened, read_json
 
-_LARGEST_PARSED = 1 << 20  # characters; parsing a template of that size takes a second
+_MOST_CHECKED_CHARACTERS = (
+    1 << 20
+)  # longer templates are not checked; parsing a template of that size takes a second
 
 
 class GenerationBlock(Extension):
@@ -52,7 +54,7 @@ def check_templates(folder: Path) -> None:
     """Raise DamagedModel if a chat template cannot be parsed. Templates are not executed."""
     environment = ImmutableSandboxedEnvironment(extensions=EXTENSIONS)
     for name, source in template_sources(folder).items():
-        if len(source) > _LARGEST_PARSED:
+        if len(source) > _MOST_CHECKED_CHARACTERS:
             continue
         try:
             environment.parse(source)
@@ -82,6 +84,7 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
+    """The text of a template. Raises UnusableModel, and ModelLoadError if it cannot be read now."""
     with opened(path) as file:
         content = file.read()
     try:

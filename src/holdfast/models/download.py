@@ -3,6 +3,9 @@
 Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Never
 imports MLX. Imports huggingface_hub only to fetch or remove something, because that takes 0.2 to
 0.3 s.
+
+In the Hub's cache, a repository folder contains a model: its files as blobs, named by their hashes; a
+snapshot folder for each commit, with links to blobs; and refs, which tell the commit of a branch or tag.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ from holdfast.models.model_folder import check_is_folder
 
 DEMO_ID = "holdfast-demo"
 DEMO_IDS = (DEMO_ID, "holdfast-demo-draft")
-Progress: TypeAlias = Callable[[str, float], None]
+Progress: TypeAlias = Callable[[str, float], None]  # takes a stage and the fraction that is done
 OnBytes: TypeAlias = Callable[[int, int], None]
 """A function that several threads call with the bytes fetched so far and the bytes to fetch.
 
@@ -58,7 +61,7 @@ OnStep: TypeAlias = Callable[[PullStage, int, int], None]
 An exception stops the pull.
 """
 # the files that mlx-lm fetches, except Python files: only models with their own code need those
-_PATTERNS = [
+_FILE_PATTERNS = [
     "*.json",
     "model*.safetensors",
     "tokenizer.model",
@@ -70,7 +73,7 @@ _PATTERNS = [
 ]
 _CODE_PATTERN = "*.py"
 _HUB_ID = re.compile(rf"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>{REVISION.pattern}))?")
-_CACHE_PREFIX = "models--"
+_CACHE_PREFIX = "models--"  # of repository folders
 _SPARE_BYTES = 256 << 20  # space to leave free on the disk
 _SHA256 = re.compile(r"[0-9a-f]{64}")  # the cache names files from Git LFS and Xet by this hash
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -98,10 +101,10 @@ def model_source(model: str, *, revision: str = "") -> ModelSource:
             f"{model} is not a model, but names an adapter of {base}; to serve it: holdfast serve "
             f"{base} --adapter {adapter}=FOLDER"
         )
-    near = difflib.get_close_matches(model, DEMO_IDS, n=1)
-    if near:
+    similar_ids = difflib.get_close_matches(model, DEMO_IDS, n=1)
+    if similar_ids:
         raise ModelLoadError(
-            f"there is no model folder {model}; did you mean the bundled {near[0]}?"
+            f"there is no model folder {model}; did you mean the bundled {similar_ids[0]}?"
         )
     if "/" in model or "\\" in model:
         check_is_folder(folder)
@@ -174,19 +177,23 @@ def resolve_model(settings: ModelSettings, *, progress: Progress) -> Path:
     if source.kind == "folder":
         check_loadable(Path(source.name))
         return Path(source.name)
-    wanted = _wanted(source, with_code=settings.trust_remote_code)
+    selection = _selection(source, with_code=settings.trust_remote_code)
     try:
         # 1.0 only once, when all files are fetched
         folder, new_files = _fetch(
-            source, wanted, lambda done, total: progress("download", min(done / total, 0.999))
+            source,
+            selection,
+            lambda done_bytes, total_bytes: progress(
+                "download", min(done_bytes / total_bytes, 0.999)
+            ),
         )
     except ModelLoadError as error:  # for example, because the disk is full
         with hub_errors(source):
-            cached = _complete_in_cache(source, wanted)
-        if cached is None:
+            cached_folder = _complete_in_cache(source, selection)
+        if cached_folder is None:
             raise
         _logger.warning("%s is used as it is in the cache: %s", source.name, error)
-        folder, new_files = cached, ()
+        folder, new_files = cached_folder, ()
     if new_files:
         check_files(new_files)
         progress("download", 1.0)
@@ -201,8 +208,8 @@ def check_snapshot(source: ModelSource, folder: Path) -> Mapping[str, Any]:
     except DamagedModel as error:
         revision = f" --revision {source.revision}" if source.revision else ""
         command = f"holdfast models pull {source.name}{revision}"
-        again = ":" if str(error).endswith("again") else "; download it again:"
-        raise DamagedModel(f"{error}{again} {command}") from None
+        advice = ":" if str(error).endswith("again") else "; download it again:"
+        raise DamagedModel(f"{error}{advice} {command}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,49 +235,54 @@ def pull_model(source: ModelSource, *, with_code: bool = False, on_step: OnStep)
 
 
 def _pull(source: ModelSource, *, with_code: bool, on_step: OnStep) -> PulledModel:
-    wanted = _wanted(source, with_code=with_code)
-    folder, _ = _fetch(source, wanted, lambda done, total: on_step("download", done, total))
+    """As `pull_model`, but raises DamagedModel for damaged files, which it removes."""
+    selection = _selection(source, with_code=with_code)
+    folder, _ = _fetch(
+        source,
+        selection,
+        lambda done_bytes, total_bytes: on_step("download", done_bytes, total_bytes),
+    )
     files = [file for file in folder.rglob("*") if file.is_file()]
-    total = sum(file.stat().st_size for file in files)
-    done = 0
+    total_bytes = sum(file.stat().st_size for file in files)
+    checked_bytes = 0
 
-    def read(size: int) -> None:
-        nonlocal done
-        done += size
-        on_step("checking", done, total)
+    def count_checked(chunk_bytes: int) -> None:
+        nonlocal checked_bytes
+        checked_bytes += chunk_bytes
+        on_step("checking", checked_bytes, total_bytes)
 
-    check_files(files, read=read)
-    return PulledModel(folder=folder, files=len(files), file_bytes=total)
+    check_files(files, read=count_checked)
+    return PulledModel(folder=folder, files=len(files), file_bytes=total_bytes)
 
 
-def _wanted(source: ModelSource, *, with_code: bool) -> Mapping[str, Any]:
-    """What to ask huggingface_hub for."""
+def _selection(source: ModelSource, *, with_code: bool) -> Mapping[str, Any]:
+    """The arguments of huggingface_hub's `snapshot_download` that select the files of a model."""
     return {
         "repo_id": source.name,
-        "allow_patterns": [*_PATTERNS, _CODE_PATTERN] if with_code else _PATTERNS,
+        "allow_patterns": [*_FILE_PATTERNS, _CODE_PATTERN] if with_code else _FILE_PATTERNS,
     }
 
 
 def _fetch(
-    source: ModelSource, options: Mapping[str, Any], on_bytes: OnBytes
+    source: ModelSource, selection: Mapping[str, Any], on_bytes: OnBytes
 ) -> tuple[Path, tuple[Path, ...]]:
     """Fetch a model into the Hub's cache.
 
     A model that is complete there is fetched only if the Hub promptly reports a newer version.
     Files that are already complete are not fetched again.
 
-    Returns the folder and the fetched files, which are not checked yet. Without a network, it uses
-    a revision that is complete in the cache. Raises ModelLoadError.
+    selection: `_selection`. Returns the snapshot folder and the fetched files, which are not checked
+    yet. Without a network, it uses a revision that is complete in the cache. Raises ModelLoadError.
     """
     with hub_errors(source):
-        cached = _complete_in_cache(source, options)
-        if cached is not None and not newer_commit(source, cached.name):
-            return cached, ()
-        return _fetch_newest(source, options, on_bytes)
+        cached_folder = _complete_in_cache(source, selection)
+        if cached_folder is not None and not newer_commit(source, cached_folder.name):
+            return cached_folder, ()
+        return _fetch_newest(source, selection, on_bytes)
 
 
 def _fetch_newest(
-    source: ModelSource, options: Mapping[str, Any], on_bytes: OnBytes
+    source: ModelSource, selection: Mapping[str, Any], on_bytes: OnBytes
 ) -> tuple[Path, tuple[Path, ...]]:
     """Download what is missing of the newest commit; without the Hub, use the cached commit.
     Returns the folder and the new files.
@@ -281,13 +293,13 @@ def _fetch_newest(
     try:
         check_reachable()
         commit = newest_commit(source)
-        at_commit = {**options, "revision": commit}
-        files = snapshot_download(**at_commit, dry_run=True, tqdm_class=_bar_class(None))
+        arguments = {**selection, "revision": commit}
+        files = snapshot_download(**arguments, dry_run=True, tqdm_class=_bar_class(None))
     except (
         *(ConnectionError, TimeoutError, ModelLoadError, DryRunError, HfHubHTTPError),
         *(OfflineModeIsEnabled, network_error()),
     ) as error:
-        return _from_cache(source, options, error), ()
+        return _from_cache(source, selection, error), ()
     if not files:
         raise UnusableModel(
             f"{source.name} on the Hub has no files of an MLX model (config.json, "
@@ -297,38 +309,38 @@ def _fetch_newest(
     missing_bytes = sum(file.file_size or 0 for file in missing)
     cache = Path(os.path.expanduser(constants.HF_HUB_CACHE))
     repository = repository_folder(cache, source.name)
-    count = None
+    add_bytes = None
     if missing_bytes:
-        _check_disk(source, missing_bytes - partial_bytes(repository))
+        _check_disk_space(source, missing_bytes - partial_bytes(repository))
         on_bytes(0, missing_bytes)
-        count = _counter(total_bytes=missing_bytes, on_bytes=on_bytes)
+        add_bytes = _counter(total_bytes=missing_bytes, on_bytes=on_bytes)
         names = [file.filename for file in missing]
-        fetch_blobs(source, commit, names, cache=cache, add=count)
-    folder = Path(snapshot_download(**at_commit, tqdm_class=_bar_class(count)))
+        fetch_blobs(source, commit, names, cache=cache, add=add_bytes)
+    folder = Path(snapshot_download(**arguments, tqdm_class=_bar_class(add_bytes)))
     if source.revision != commit:
-        _name_commit(repository, source.revision or "main", commit)
+        _write_ref(repository, source.revision or "main", commit)
     remove_partial_files(repository)
     return folder, tuple(folder / file.filename for file in missing)
 
 
-def _complete_in_cache(source: ModelSource, options: Mapping[str, Any]) -> Path | None:
-    """The folder of a model in the cache; None if a file is missing or damaged."""
+def _complete_in_cache(source: ModelSource, selection: Mapping[str, Any]) -> Path | None:
+    """The snapshot folder of a model in the cache; None if a file is missing or damaged."""
     try:
-        folder = _from_cache(source, options, ModelLoadError("it is not in the cache"))
+        folder = _from_cache(source, selection, ModelLoadError("it is not in the cache"))
         check_loadable(folder)
     except ModelLoadError:
         return None
     return folder
 
 
-def _name_commit(repository: Path, revision: str, commit: str) -> None:
+def _write_ref(repository: Path, revision: str, commit: str) -> None:
     """Record in the cache which commit a revision is at. Called only for a complete model."""
     file = repository / "refs" / revision
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file.read_text() != commit:
-            with atomic_write(file) as written:
-                written.write(commit.encode())
+            with atomic_write(file) as opened:
+                opened.write(commit.encode())
     except OSError as error:  # a read-only cache is used unchanged
         _logger.warning("%s cannot be written: %s", file, error)
 
@@ -338,24 +350,29 @@ def _counter(*, total_bytes: int, on_bytes: OnBytes) -> Callable[[float], None]:
     done_bytes = 0
     lock = threading.Lock()
 
-    def add(count: float) -> None:
+    def add_bytes(byte_count: float) -> None:
         nonlocal done_bytes
         with lock:
-            done_bytes += int(count)
+            done_bytes += int(byte_count)
             on_bytes(min(max(done_bytes, 0), total_bytes), total_bytes)
 
-    return add
+    return add_bytes
 
 
-def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
-    """Create a progress bar class for huggingface_hub that draws nothing and only counts bytes."""
+def _bar_class(add_bytes: Callable[[float], None] | None) -> type[Any]:
+    """Create a progress bar class for huggingface_hub that draws nothing and only counts bytes.
+
+    add_bytes: the function that counts them; None: bytes are not counted.
+    """
 
     class Bar:
         def __init__(self, *args: Any, **options: Any) -> None:
             self.total = options.get("total")
             self.n = 0.0
             # version 2 has two bars of bytes: one from the network, and a larger one to disk
-            self._counts = options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
+            self._counts_bytes = (
+                options.get("unit") == "B" and options.get("desc") != "Downloading bytes"
+            )
             self.format_dict: dict[str, Any] = {}
 
         def __enter__(self) -> Any:
@@ -365,8 +382,8 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
             return None
 
         def update(self, count: float | None = 1) -> None:
-            if add is not None and self._counts:
-                add(count or 0)
+            if add_bytes is not None and self._counts_bytes:
+                add_bytes(count or 0)
 
         def __getattr__(self, name: str) -> Any:
             # all other methods only draw, so they do nothing here
@@ -377,40 +394,45 @@ def _bar_class(add: Callable[[float], None] | None) -> type[Any]:
     return Bar
 
 
-def _from_cache(source: ModelSource, options: Mapping[str, Any], reason: Exception) -> Path:
-    """Return the model's folder in the cache, for use without the Hub. Raises ModelLoadError."""
+def _from_cache(source: ModelSource, selection: Mapping[str, Any], reason: Exception) -> Path:
+    """Return the model's snapshot folder in the cache, for use without the Hub. Raises ModelLoadError,
+    which explains `reason`, why the Hub is not used, if the cache does not have the model.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import DryRunError, LocalEntryNotFoundError
 
     try:
         revision = source.revision or None
-        return Path(snapshot_download(**options, revision=revision, local_files_only=True))
+        return Path(snapshot_download(**selection, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         cause = reason.__cause__ if isinstance(reason, DryRunError) else None
         raise explained(source, cause or reason) from reason
 
 
-def _check_disk(source: ModelSource, missing_bytes: int) -> None:
+def _check_disk_space(source: ModelSource, missing_bytes: int) -> None:
+    """Raise ModelLoadError if the missing files do not fit on the disk of the cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    place = Path(os.path.expanduser(HF_HUB_CACHE))  # the folder may not exist yet
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if missing_bytes + _SPARE_BYTES > free:
+    folder = Path(os.path.expanduser(HF_HUB_CACHE))  # it may not exist yet
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free_bytes = shutil.disk_usage(folder).free
+    if missing_bytes + _SPARE_BYTES > free_bytes:
         raise ModelLoadError(
             f"{missing_bytes / 1e9:.1f} GB of {source.name} are missing, but only "
-            f"{free / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to another disk"
+            f"{free_bytes / 1e9:.1f} GB are free in {HF_HUB_CACHE}; set HF_HOME to another disk"
         )
 
 
-def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda size: None) -> None:
+def check_files(
+    files: Iterable[Path], *, read: Callable[[int], None] = lambda chunk_bytes: None
+) -> None:
     """Compare the files of a snapshot with their hashes, which are their names in the Hub's cache.
 
     Damaged files are removed, so that the next download fetches them again. read: called with the
     number of bytes of each chunk. Raises DamagedModel with the names of the damaged files.
     """
-    damaged = [file for file in files if not _is_whole(file, read)]
+    damaged = [file for file in files if not _has_right_hash(file, read)]
     for file in damaged:
         os.unlink(file.resolve())
         file.unlink(missing_ok=True)
@@ -421,7 +443,7 @@ def check_files(files: Iterable[Path], *, read: Callable[[int], None] = lambda s
         )
 
 
-def _is_whole(file: Path, read: Callable[[int], None]) -> bool:
+def _has_right_hash(file: Path, read: Callable[[int], None]) -> bool:
     """Whether a file matches its hash.
 
     Also True for copied (not linked) files, whose hash is unknown.
@@ -460,8 +482,8 @@ def cached_models(cache: Path) -> dict[str, Path]:
         names = sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
     except OSError:
         return {}
-    found = {_hub_id(name): _snapshot(cache / name) for name in names}
-    return {hub_id: folder for hub_id, folder in found.items() if folder is not None}
+    folders = {_hub_id(name): _snapshot(cache / name) for name in names}
+    return {hub_id: folder for hub_id, folder in folders.items() if folder is not None}
 
 
 def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
@@ -530,14 +552,14 @@ def removal_of(hub_id: str, cache: Path) -> Any:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        found = scan_cache_dir(cache)
+        cache_info = scan_cache_dir(cache)
     except CacheNotFound:
         raise NoSuchModel(
             f"{hub_id} has not been downloaded: there is no Hub cache at {cache}"
         ) from None
     revisions = [
         revision.commit_hash
-        for repository in found.repos
+        for repository in cache_info.repos
         if (repository.repo_type, repository.repo_id) == ("model", hub_id)
         for revision in repository.revisions
     ]
@@ -547,25 +569,26 @@ def removal_of(hub_id: str, cache: Path) -> Any:
         raise NoSuchModel(
             f"{hub_id} is not in the Hub's cache; `holdfast models ls` lists the models there"
         )
-    return found.delete_revisions(*revisions)
+    return cache_info.delete_revisions(*revisions)
 
 
 def _hub_id(name: str) -> str:
+    """The id of the model whose repository folder has this name."""
     return name.removeprefix(_CACHE_PREFIX).replace("--", "/")
 
 
 def _snapshot(repository: Path, revision: str = "") -> Path | None:
-    """Return the folder of a revision; None if it does not exist.
+    """Return the snapshot folder of a revision; None if it does not exist.
 
     Without a revision, return the folder of the main branch, or that of the latest snapshot
     without a main branch.
     """
     ref = repository / "refs" / (revision or "main")
     try:
-        commits = {path.name: path for path in (repository / "snapshots").iterdir()}
+        snapshots = {path.name: path for path in (repository / "snapshots").iterdir()}  # by commit
         commit = ref.read_text().strip() if ref.is_file() else revision
-        if commit in commits or revision:
-            return commits.get(commit)
-        return max(commits.values(), key=lambda path: path.stat().st_mtime, default=None)
+        if commit in snapshots or revision:
+            return snapshots.get(commit)
+        return max(snapshots.values(), key=lambda path: path.stat().st_mtime, default=None)
     except (OSError, UnicodeDecodeError):
         return None

@@ -3,6 +3,9 @@
 Drafts are token ids, so both models must mean the same by each id: their tokenizers must have the
 same vocabulary and the same added tokens. The contents are compared, since names tell little: models
 of one family often differ in a few special tokens. Never imports MLX.
+
+Listed models are those of `models.toml` or of the command line, in addition to the model itself. The
+setting `model.speculation` is "off", "auto", or names the draft model.
 """
 
 from __future__ import annotations
@@ -101,12 +104,13 @@ def drafts_for_itself(model: ModelSettings, *, listed: Iterable[ModelSettings] =
     """
     if model.speculation in ("auto", "off"):
         return False
-    own, other = source_of(model), source_of(named_draft(model.speculation, listed))
-    return (own.place, own.revision) == (other.place, other.revision)
+    source = source_of(model)
+    draft_source = source_of(named_draft(model.speculation, listed))
+    return (source.place, source.revision) == (draft_source.place, draft_source.revision)
 
 
 def named_draft(speculation: str, listed: Iterable[ModelSettings]) -> ModelSettings:
-    """The model that a setting names: one that is listed, a folder or a Hub id."""
+    """The model that `model.speculation` names: one that is listed, a folder or a Hub id."""
     return next(
         (each for each in listed if speculation in (each.name, each.path)),
         ModelSettings(path=speculation),
@@ -114,6 +118,7 @@ def named_draft(speculation: str, listed: Iterable[ModelSettings]) -> ModelSetti
 
 
 def _unusable(speculation: str, reason: str) -> ModelLoadError:
+    """The error for a setting whose model cannot draft."""
     return ModelLoadError(
         f"speculation = {speculation}: {reason}. Allowed: auto, off, or a model (its name, folder "
         "or Hub id)"
@@ -123,35 +128,35 @@ def _unusable(speculation: str, reason: str) -> ModelLoadError:
 def _candidates(
     model: DraftFolder, listed: Iterable[ModelSettings], environ: Mapping[str, str]
 ) -> Iterator[DraftFolder]:
-    """The models on this machine, except `model`. Downloads nothing."""
-    seen = {model.folder.resolve()}
-    found = [DraftFolder(name=name, folder=demo_folder(name)) for name in DEMO_IDS]
-    found += [
+    """The models on this machine, each once, except `model`. Downloads nothing."""
+    excluded_places = {model.folder.resolve()}
+    folders = [DraftFolder(name=name, folder=demo_folder(name)) for name in DEMO_IDS]
+    folders += [
         DraftFolder(name=each.name or each.path, folder=Path(each.path).expanduser())
         for each in listed
     ]
     cached = cached_models(hub_cache_folder(environ))
-    found += [DraftFolder(name=name, folder=folder) for name, folder in cached.items()]
-    for each in found:
+    folders += [DraftFolder(name=name, folder=folder) for name, folder in cached.items()]
+    for each in folders:
         try:
             place = each.folder.resolve() if each.folder.is_dir() else None
         except OSError as error:
             logger.debug("%s is no draft model: %s", each.name, error)
             continue
-        if place is not None and place not in seen:
-            seen.add(place)
+        if place is not None and place not in excluded_places:
+            excluded_places.add(place)
             yield each
 
 
 def check_pair(model: DraftFolder, draft: DraftFolder) -> None:
     """Raise ModelLoadError, which names both models, if their tokens differ."""
-    first = _tokens_of(model.folder)
-    second = _tokens_of(draft.folder)
-    if first.digest == second.digest:
+    model_tokens = _tokens_of(model.folder)
+    draft_tokens = _tokens_of(draft.folder)
+    if model_tokens.digest == draft_tokens.digest:
         return
     reason = "the same token ids mean different texts"
-    if first.count != second.count:
-        reason = f"{first.count:,} and {second.count:,} tokens"
+    if model_tokens.count != draft_tokens.count:
+        reason = f"{model_tokens.count:,} and {draft_tokens.count:,} tokens"
     raise ModelLoadError(
         f"{draft.name} cannot draft for {model.name}, because their tokenizers differ: {reason}"
     )
@@ -164,7 +169,7 @@ def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftF
     try:
         model_bytes = checked_tensor_bytes(model.folder)
     except (ModelLoadError, OSError):
-        return None  # its worker reports that
+        return None  # the model's worker reports damaged files
     if model_bytes < _LEAST_MODEL_BYTES:
         return None
     most_bytes = model_bytes * _LARGEST_DRAFT_SHARE
@@ -191,7 +196,7 @@ def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftF
 class _Tokens:
     """What the token ids of a model mean."""
 
-    digest: str  # of the vocabulary
+    digest: str  # of the vocabulary, and of which tokens are special
     count: int  # size of the vocabulary
 
 
@@ -199,14 +204,15 @@ def _tokens_of(folder: Path) -> _Tokens:
     """The tokens of a model. Raises ModelLoadError."""
     files = (folder / "tokenizer.json", folder / "tokenizer_config.json")
     try:
-        dates = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
-        return _read_tokens(folder, dates)
+        modified_ns = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+        return _read_tokens(folder, modified_ns)
     except OSError as error:
         raise ModelLoadError(f"the tokenizer in {folder} cannot be read: {error}") from error
 
 
 @lru_cache(maxsize=64)  # a large tokenizer takes half a second
-def _read_tokens(folder: Path, dates: tuple[int, ...]) -> _Tokens:
+def _read_tokens(folder: Path, modified_ns: tuple[int, ...]) -> _Tokens:
+    """modified_ns: of the files that are read; a part of the key of this function's cache."""
     backend = read_backend(folder)
     config = tokenizer_config(folder)
     add_missing_tokens(backend, config, named_special_tokens(config))

@@ -1,7 +1,8 @@
 """Hashes the files of a model while the model loads, and caches the hashes for later starts.
 
-The hashes are guaranteed to match what was loaded. For this, each file's stamp is compared before
-and after the load, and a file that could have changed with the same stamp is hashed a second time.
+The hashes are guaranteed to match what was loaded. For this, each file's stamp (`FileStamp`: size, times
+and other numbers of the file system) is compared before and after the load, and a file that could have
+changed with the same stamp (one that is not settled) is hashed a second time.
 
 The cache identifies a file by its stamp, never by its name alone. A cache that is missing, damaged
 or writable by other users counts as empty; then everything is hashed again.
@@ -28,7 +29,7 @@ PIECE_BYTES = 4 << 20  # hashing and reading release the GIL while they process 
 ListFiles = Callable[[], Mapping[str, Path]]
 CACHE_FORMAT = 1
 MOST_ENTRIES = 1024
-LEAST_BYTES = 1 << 20  # smaller files are not cached, because hashing them is fast
+LEAST_BYTES = 1 << 20  # hashes of smaller files are not cached, because hashing them is fast
 _MOST_CACHE_BYTES = 1 << 20
 # Timestamps change in steps of up to 10 ms on local disks and 2 s on FAT. So a file that changed
 # just before it was hashed may change again and keep the same stamp (Git calls such entries "racily
@@ -54,7 +55,7 @@ class FileHashing:
         """
         self._list_files, self._cache = list_files, cache
         self._began_ns = time.time_ns()  # Unix time
-        self._before = _stamps(list_files())  # path and stamp of each file, by name
+        self._first_stamps = _stamps(list_files())  # path and stamp of each file, by name
         self._stop = threading.Event()
         self._hashes: dict[str, str] = {}  # by name
         self._failure: Exception | None = None  # raised on the thread
@@ -77,40 +78,42 @@ class FileHashing:
         self._thread.join()
         if self._failure is not None:
             raise self._failure
-        self._look_again()
-        again_ns = time.time_ns()
+        self._check_unchanged()
+        second_hashing_ns = time.time_ns()
         unsettled = {
-            name: known
-            for name, known in self._before.items()
-            if not known[1].is_settled(self._began_ns)
+            name: (path, stamp)
+            for name, (path, stamp) in self._first_stamps.items()
+            if not stamp.is_settled(self._began_ns)
         }
         for name, (path, stamp) in unsettled.items():
             if self._hash(path, stamp) != self._hashes[name]:
                 raise _changed(path)
         if unsettled:
-            self._look_again()
-        for name, (_, stamp) in self._before.items():
-            if stamp.is_settled(again_ns if name in unsettled else self._began_ns):
+            self._check_unchanged()
+        for name, (_, stamp) in self._first_stamps.items():
+            if stamp.is_settled(second_hashing_ns if name in unsettled else self._began_ns):
                 self._cache.add(stamp, self._hashes[name])
         self._cache.save()
         return self._hashes
 
-    def _look_again(self) -> None:
-        """Raise ModelChanged if a file has changed, appeared or disappeared."""
-        now = _stamps(self._list_files())
-        for name in sorted(self._before.keys() | now.keys()):
-            if self._before.get(name) != now.get(name):
-                raise _changed((self._before.get(name) or now[name])[0])
+    def _check_unchanged(self) -> None:
+        """Raise ModelChanged if a file has changed, appeared or disappeared since the first stamps."""
+        stamps = _stamps(self._list_files())
+        for name in sorted(self._first_stamps.keys() | stamps.keys()):
+            if self._first_stamps.get(name) != stamps.get(name):
+                path, _ = self._first_stamps.get(name) or stamps[name]
+                raise _changed(path)
 
     def _run(self) -> None:
+        """Hash all files that the cache does not have. The body of the thread."""
         try:
-            for name, (path, stamp) in self._before.items():
+            for name, (path, stamp) in self._first_stamps.items():
                 self._hashes[name] = self._cache.find(stamp) or self._hash(path, stamp)
         except ModelLoadError as error:
             self._failure = error
 
     def _hash(self, path: Path, stamp: FileStamp) -> str:
-        """Return the file's hash.
+        """Return the file's hash; a meaningless one if `close` was called.
 
         Raises ModelChanged if its stamp differs, ModelLoadError if it cannot be read.
         """
@@ -131,15 +134,15 @@ class FileHashing:
 
 def _stamps(files: Mapping[str, Path]) -> dict[str, tuple[Path, FileStamp]]:
     """Return the path and stamp of each existing file, by name."""
-    found = {}
+    stamps = {}
     for name, path in files.items():
         try:
-            found[name] = (path, stamp_of(path))
+            stamps[name] = (path, stamp_of(path))
         except (FileNotFoundError, NotADirectoryError):
             continue  # the loader will report the missing file
         except OSError as error:
             raise ModelLoadError(f"a file of the model cannot be read: {error}") from error
-    return found
+    return stamps
 
 
 def _changed(path: Path) -> ModelChanged:
@@ -163,7 +166,9 @@ class FileStamp(msgspec.Struct, frozen=True, array_like=True):
         return now_ns - self.changed_ns > SETTLED_NS and abs(now_ns - self.modified_ns) > SETTLED_NS
 
 
-class _Content(msgspec.Struct, frozen=True):
+class _CacheContent(msgspec.Struct, frozen=True):
+    """The content of the cache's file, as JSON."""
+
     format: int
     # (stamp, hash) of each file, the most recently used last
     entries: tuple[tuple[FileStamp, str], ...]
@@ -188,41 +193,43 @@ class HashCache:
     def __init__(self, path: Path | None) -> None:
         """path: the file of the cache; None: cache nothing on disk."""
         self._path = path
-        self._known = {} if path is None else _load(path)
-        self._used: dict[FileStamp, str] = {}
+        # hashes in the file when it was last read or written, and those that this process has used
+        self._cached_hashes = {} if path is None else _load(path)
+        self._used_hashes: dict[FileStamp, str] = {}
 
     def find(self, stamp: FileStamp) -> str | None:
         """Return the hash of a file with this stamp; None if it is unknown."""
-        known = self._known.get(stamp)
-        if known is not None:
-            self._used[stamp] = known
-        return known
+        file_hash = self._cached_hashes.get(stamp)
+        if file_hash is not None:
+            self._used_hashes[stamp] = file_hash
+        return file_hash
 
     def add(self, stamp: FileStamp, file_hash: str) -> None:
         """Store the hash (xxh3-128, hexadecimal) of a file. The stamp must be settled."""
         if stamp.size >= LEAST_BYTES:
-            self._used[stamp] = file_hash
+            self._used_hashes[stamp] = file_hash
 
     def save(self) -> None:
         """Write new hashes. A failure is logged; it only slows down the next start."""
-        if self._path is None or all(stamp in self._known for stamp in self._used):
+        if self._path is None or all(stamp in self._cached_hashes for stamp in self._used_hashes):
             return
-        known = _load(self._path)  # another process may have written
-        for stamp, found in self._used.items():
-            known.pop(stamp, None)
-            known[stamp] = found
-        entries = tuple(known.items())[-MOST_ENTRIES:]
-        content = _Content(format=CACHE_FORMAT, entries=entries, checksum=_checksum(entries))
+        hashes = _load(self._path)  # another process may have written
+        for stamp, file_hash in self._used_hashes.items():
+            hashes.pop(stamp, None)  # so that the entry moves to the end
+            hashes[stamp] = file_hash
+        entries = tuple(hashes.items())[-MOST_ENTRIES:]
+        content = _CacheContent(format=CACHE_FORMAT, entries=entries, checksum=_checksum(entries))
         try:
             _write(self._path, msgspec.json.encode(content))
         except OSError as error:
             logger.info("hashes of model files cannot be cached: %s", error)
-        self._known = known
+        self._cached_hashes = hashes
 
 
 def _load(path: Path) -> dict[FileStamp, str]:
+    """The hashes in the cache's file, the most recently used last; empty if it cannot be trusted."""
     try:
-        content = msgspec.json.decode(_read_private(path), type=_Content)
+        content = msgspec.json.decode(_read_private(path), type=_CacheContent)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return {}
     if content.format != CACHE_FORMAT or content.checksum != _checksum(content.entries):
@@ -233,21 +240,21 @@ def _load(path: Path) -> dict[FileStamp, str]:
 def _read_private(path: Path) -> bytes:
     """The content of a file that no other user can write. Raises OSError."""
     folder = path.parent.lstat()
-    if not stat.S_ISDIR(folder.st_mode) or not _is_ours_alone(folder):
+    if not stat.S_ISDIR(folder.st_mode) or not _only_we_can_write(folder):
         raise PermissionError(f"others can write {path.parent}")
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(file, "rb") as opened:
         status = os.fstat(file)
         if (
             not stat.S_ISREG(status.st_mode)
-            or not _is_ours_alone(status)
+            or not _only_we_can_write(status)
             or status.st_size > _MOST_CACHE_BYTES
         ):
             raise PermissionError(f"{path} is not a regular file that only its owner can write")
         return opened.read(_MOST_CACHE_BYTES)
 
 
-def _is_ours_alone(status: os.stat_result) -> bool:
+def _only_we_can_write(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 

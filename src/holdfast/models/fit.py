@@ -1,7 +1,8 @@
 """The size of a model, how many agents fit into a given memory with it, and which quantization to
 use.
 
-Sizes come from config.json and from the headers of the weight files, in a folder or on the Hub.
+Sizes come from config.json and from the headers of the weight files, in a folder or on the Hub. The form
+of a model is the original one ("as is"), or a quantization to some bits.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class Need:
 
     weight_bytes: int
     bytes_per_token: int  # of each agent's context
-    fixed_bytes: int  # for each agent
+    fixed_bytes: int  # for each agent, whatever the length of its context
 
     def agents(self, tokens: int, *, memory_bytes: int) -> int:
         """How many agents with that many tokens each fit into the memory; 0 if not even the weights
         fit.
         """
-        room = int((memory_bytes - self.weight_bytes) * _KV_SHARE)
-        return max(room, 0) // max(tokens * self.bytes_per_token + self.fixed_bytes, 1)
+        kv_bytes = int((memory_bytes - self.weight_bytes) * _KV_SHARE)
+        return max(kv_bytes, 0) // max(tokens * self.bytes_per_token + self.fixed_bytes, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +78,21 @@ def choice_for(total_bytes: int, need: Need, *, parameters: int, context_tokens:
     returns the least quantized form that serves it. need: the needs of the model as stored. Returns
     the form "none" if no form fits.
     """
-    packed = {f"{bits} bits": int(parameters * (bits + _GROUP_BITS) / 8) for bits in BITS}
+    quantized_bytes = {f"{bits} bits": int(parameters * (bits + _GROUP_BITS) / 8) for bits in BITS}
     forms = [(AS_IS, need)]
     forms += [
-        (form, replace(need, weight_bytes=size))
-        for form, size in packed.items()
-        if size < need.weight_bytes
+        (form, replace(need, weight_bytes=weight_bytes))
+        for form, weight_bytes in quantized_bytes.items()
+        if weight_bytes < need.weight_bytes
     ]
-    usable = usable_of(total_bytes)
-    for wanted, length in _AIMS:
-        tokens = min(length, context_tokens)
-        for form, own in forms:
-            if (agents := own.agents(tokens, memory_bytes=usable)) >= wanted:
+    usable_bytes = usable_of(total_bytes)
+    for wanted_agents, wanted_tokens in _AIMS:
+        tokens = min(wanted_tokens, context_tokens)
+        for form, form_need in forms:
+            agents = form_need.agents(tokens, memory_bytes=usable_bytes)
+            if agents >= wanted_agents:
                 return Choice(
-                    total_bytes=total_bytes, form=form, need=own, agents=agents, tokens=tokens
+                    total_bytes=total_bytes, form=form, need=form_need, agents=agents, tokens=tokens
                 )
     return Choice(
         total_bytes=total_bytes,
@@ -151,18 +153,19 @@ def size_on_hub(source: ModelSource) -> StoredSize:
         config = _json_on_hub(source, _CONFIG)
         beside = {name: _json_on_hub(source, name) for name in SETTINGS_FILES if name in files}
 
-        def header(name: str) -> dict[str, dict[str, Any]]:
-            found = api.parse_safetensors_file_metadata(source.name, name, revision=revision)
+        def tensors_of(file_name: str) -> dict[str, dict[str, Any]]:
+            """The entries of a weight file's header on the Hub, by name."""
+            header = api.parse_safetensors_file_metadata(source.name, file_name, revision=revision)
             return {
-                key: {
-                    "dtype": str(each.dtype),
-                    "shape": list(each.shape),
-                    "bytes": each.data_offsets[1] - each.data_offsets[0],
+                name: {
+                    "dtype": str(tensor.dtype),
+                    "shape": list(tensor.shape),
+                    "bytes": tensor.data_offsets[1] - tensor.data_offsets[0],
                 }
-                for key, each in found.tensors.items()
+                for name, tensor in header.tensors.items()
             }
 
-        tensors = _all_tensors(header, weights)
+        tensors = _all_tensors(tensors_of, weights)
     try:
         check_weights(config, tensors, beside)
     except UnusableModel as error:
@@ -195,10 +198,12 @@ def _json_on_hub(source: ModelSource, name: str) -> dict[str, Any]:
 
 
 def _all_tensors(
-    header: Callable[[str], dict[str, dict[str, Any]]], names: Iterable[str]
+    tensors_of: Callable[[str], dict[str, dict[str, Any]]], file_names: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
+    """The tensors of all files, by name. tensors_of: fetches those of one file; run in parallel."""
     with ThreadPoolExecutor(max_workers=_CONNECTIONS) as pool:
-        return {key: value for part in pool.map(header, names) for key, value in part.items()}
+        tensors_of_files = pool.map(tensors_of, file_names)
+        return {name: entry for tensors in tensors_of_files for name, entry in tensors.items()}
 
 
 def _shapes(tensors: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, ...]]:
@@ -217,34 +222,37 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((config[key] for key in _QUANTIZATION if isinstance(config.get(key), Mapping)), {})
 
 
-def _packed_per_item(part: str) -> int | None:
+def _weights_per_item(part: str) -> int | None:
     """The number of weights packed into each element of a tensor in another tool's format; None for
-    all other tensors. 0: the tensor has no weights (scales, zero points).
+    all other tensors. 0: the tensor has no weights (scales, zero points). part: the last part of the
+    tensor's name.
     """
-    ends = {"qweight": 8, "weight_packed": 8, "_blocks": 2, "qzeros": 0, "weight_shape": 0}
-    ends |= dict.fromkeys(("_scales", "weight_scale", "weight_scale_inv"), 0)
-    return next((count for end, count in ends.items() if part.endswith(end)), None)
+    counts = {"qweight": 8, "weight_packed": 8, "_blocks": 2, "qzeros": 0, "weight_shape": 0}
+    counts |= dict.fromkeys(("_scales", "weight_scale", "weight_scale_inv"), 0)
+    return next((count for suffix, count in counts.items() if part.endswith(suffix)), None)
 
 
 def _parameters(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> int:
     """The number of parameters.
 
-    The parameters of a quantized weight are its scales times the group size.
+    The parameters of a quantized weight are its scales times the group size. shapes: of all tensors.
     """
-    table = quantization_of(config)
-    usual = table.get("group_size", _GROUP_SIZE)
-    total = 0
+    table = quantization_of(config)  # may have a table for a layer, by its name
+    default_size = table.get("group_size", _GROUP_SIZE)
+    parameters = 0
     for name, shape in shapes.items():
-        layer, _, last = name.rpartition(".")
+        layer, _, part = name.rpartition(".")
         scales = shapes.get(layer + _SCALES)
-        if (packed := _packed_per_item(last)) is not None:
-            total += prod(shape) * packed
+        if (per_item := _weights_per_item(part)) is not None:
+            parameters += prod(shape) * per_item
         elif scales is None:
-            total += prod(shape)
-        elif last == "weight":
-            own = table.get(layer)
-            group_size = own.get("group_size", usual) if isinstance(own, Mapping) else usual
-            total += prod(scales) * int(group_size)
-        elif last == "bias":
-            total += prod(shape)
-    return total
+            parameters += prod(shape)
+        elif part == "weight":
+            of_layer = table.get(layer)
+            group_size = default_size
+            if isinstance(of_layer, Mapping):
+                group_size = of_layer.get("group_size", default_size)
+            parameters += prod(scales) * int(group_size)
+        elif part == "bias":
+            parameters += prod(shape)
+    return parameters

@@ -3,6 +3,9 @@ correctly when it loads a model.
 
 `READ_FORMATS` lists the latter, with the model types for which the logits were compared with those
 of the unquantized weights (`tests/worker/engine/test_load_foreign_weights.py`).
+
+Foreign tensors are those that are neither plain floating-point weights nor in MLX's own format. A
+layer's tensors are named LAYER.PART.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ SETTINGS_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.
 Tensors: TypeAlias = Mapping[str, Mapping[str, Any]]
 """The tensors of all weight files by name, each with its `dtype` and `shape`."""
 
-PLAIN = ("F32", "F16", "BF16")
+PLAIN = ("F32", "F16", "BF16")  # dtypes of weights that are not quantized
 _GROUP_SIZES = (32, 64, 128)  # of MLX's 4-bit formats
 _NESTED_KEYS = ("text_config", "llm_config", "language_config")
+# display names by `quant_method`
 _NAMES = {
     "aqlm": "AQLM",
     "auto-round": "AutoRound",
@@ -48,7 +52,8 @@ _NAMES = {
 class Declared:
     """The quantization that a model's files declare.
 
-    method: in lower case; empty if none is declared. is_read: whether mlx-lm reads it from there.
+    method: in lower case; empty if none is declared. is_read: whether mlx-lm reads the place where it
+    is declared.
     """
 
     method: str = ""
@@ -59,15 +64,19 @@ class Declared:
     def name(self) -> str:
         """The display name of the format; empty if none is declared."""
         details = (self.settings.get(key) for key in ("format", "quant_algo"))
-        said = [each for each in details if isinstance(each, str) and each]
+        stated_details = [each for each in details if isinstance(each, str) and each]
         if self.method == "bitsandbytes":
-            said = ["4 bits" if self.settings.get("load_in_4bit") else "INT8"]
+            stated_details = ["4 bits" if self.settings.get("load_in_4bit") else "INT8"]
         name = _NAMES.get(self.method, self.method)
-        return f"{name} ({said[0]})" if name and said else name
+        return f"{name} ({stated_details[0]})" if name and stated_details else name
 
 
 def declared_of(config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any]]) -> Declared:
-    """The quantization that a model's files declare, besides MLX's own `quantization`."""
+    """The quantization that a model's files declare, besides MLX's own `quantization`.
+
+    beside: the contents of those SETTINGS_FILES that the model has, by name.
+    """
+    # where it may be declared: an object, the key in it, and whether mlx-lm reads it from there
     places = [(config, "quantization_config", True)]
     places += [
         (inner, "quantization_config", key == "text_config")
@@ -76,8 +85,8 @@ def declared_of(config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any
     ]
     places += [(config, "compression_config", False)]
     places += [(beside, file, False) for file in SETTINGS_FILES]
-    for place, key, is_read in places:
-        settings = place.get(key)
+    for container, key, is_read in places:
+        settings = container.get(key)
         if isinstance(settings, Mapping):
             inner = settings.get("quantization")
             settings = inner if isinstance(inner, Mapping) else settings
@@ -87,11 +96,13 @@ def declared_of(config: Mapping[str, Any], beside: Mapping[str, Mapping[str, Any
 
 
 def _method_of(settings: Mapping[str, Any], *, file: str) -> str:
-    """The quantization method that the settings name or suggest; empty: none."""
+    """The quantization method that the settings name or suggest; empty: none. file: the name of the
+    settings' file, or their key in config.json.
+    """
     method = settings.get("quant_method")
     if isinstance(method, str) and method:
         return method.lower()
-    marks = {
+    methods_by_key = {
         "quant_algo": "modelopt",
         "config_groups": "compressed-tensors",
         "load_in_4bit": "bitsandbytes",
@@ -99,29 +110,31 @@ def _method_of(settings: Mapping[str, Any], *, file: str) -> str:
         "w_bit": "awq",
         "desc_act": "gptq",
     }
-    found = next((name for mark, name in marks.items() if mark in settings), "")
-    return found or ("gptq" if file == "quantize_config.json" else "")
+    suggested = next((method for key, method in methods_by_key.items() if key in settings), "")
+    return suggested or ("gptq" if file == "quantize_config.json" else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignFormat:
-    """A format that mlx-lm converts for some model types. `takes`: whether tensors are exactly in
-    it.
+    """A format that mlx-lm converts for some model types.
+
+    fits: whether tensors are exactly in this format. Takes what the model declares, all its tensors,
+        and the foreign ones.
     """
 
     methods: tuple[str, ...]  # as in `Declared.method`
     model_types: Collection[str]  # as in config.json
-    takes: Callable[[Declared, Tensors, Tensors], bool]
+    fits: Callable[[Declared, Tensors, Tensors], bool]
 
     def reads(
         self, config: Mapping[str, Any], declared: Declared, tensors: Tensors, foreign: Tensors
     ) -> bool:
-        """Whether the tensors that are not plain weights are read correctly."""
+        """Whether mlx-lm reads the foreign tensors of a model correctly, as this format."""
         if config.get("vision_config"):  # mlx-vlm loads these, and its results were not compared
             return False
-        is_meant = declared.method in self.methods and declared.is_read
+        is_declared = declared.method in self.methods and declared.is_read
         has_type = config.get("model_type") in self.model_types
-        return is_meant and has_type and self.takes(declared, tensors, foreign)
+        return is_declared and has_type and self.fits(declared, tensors, foreign)
 
 
 def _layers(foreign: Tensors, *parts: str) -> dict[str, dict[str, Mapping[str, Any]]] | None:
@@ -133,7 +146,8 @@ def _layers(foreign: Tensors, *parts: str) -> dict[str, dict[str, Mapping[str, A
     return layers if all(set(each) == set(parts) for each in layers.values()) else None
 
 
-def _have_dtypes(layer: Mapping[str, Mapping[str, Any]], **dtypes: str) -> bool:
+def _has_dtypes(layer: Mapping[str, Mapping[str, Any]], **dtypes: str) -> bool:
+    """Whether the parts of a layer have these dtypes; "float" stands for all of PLAIN."""
     return all(
         layer[part]["dtype"] in (PLAIN if dtype == "float" else (dtype,))
         for part, dtype in dtypes.items()
@@ -142,29 +156,29 @@ def _have_dtypes(layer: Mapping[str, Mapping[str, Any]], **dtypes: str) -> bool:
 
 def _is_awq(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
     """AutoAWQ's GEMM layout: `qweight` is [in, out / 8]."""
-    scaled = {
+    scales_of_layers = {
         name: tensors[name]
         for each in foreign
         if (name := each.rpartition(".")[0] + ".scales") in tensors
     }
-    layers = _layers({**foreign, **scaled}, "qweight", "qzeros", "scales")
+    layers = _layers({**foreign, **scales_of_layers}, "qweight", "qzeros", "scales")
     version = declared.settings.get("version", "gemm")
     if layers is None or str(version).lower() != "gemm" or declared.settings.get("bits") != 4:
         return False
     for layer in layers.values():
         weight, zeros, scales = (layer[part]["shape"] for part in ("qweight", "qzeros", "scales"))
-        if not _have_dtypes(layer, qweight="I32", qzeros="I32", scales="float"):
+        if not _has_dtypes(layer, qweight="I32", qzeros="I32", scales="float"):
             return False
         if not len(weight) == len(zeros) == len(scales) == 2:
             return False
         group_size = weight[0] // max(scales[0], 1)
-        fits = (
+        has_right_shapes = (
             scales == [weight[0] // max(group_size, 1), weight[1] * 8]
             and zeros == [scales[0], weight[1]]
             and group_size in _GROUP_SIZES
             and group_size * scales[0] == weight[0]
         )
-        if not fits:
+        if not has_right_shapes:
             return False
     return True
 
@@ -177,7 +191,7 @@ def _is_fp8_in_blocks(declared: Declared, tensors: Tensors, foreign: Tensors) ->
         return False
     for layer in layers.values():
         weight, scales = layer["weight"]["shape"], layer["weight_scale_inv"]["shape"]
-        if not _have_dtypes(layer, weight="F8_E4M3", weight_scale_inv="float") or len(weight) != 2:
+        if not _has_dtypes(layer, weight="F8_E4M3", weight_scale_inv="float") or len(weight) != 2:
             return False
         if scales != [-(-size // 128) for size in weight]:
             return False
@@ -194,12 +208,12 @@ def _is_of_deepseek_v41(declared: Declared, tensors: Tensors, foreign: Tensors) 
         if layer["scale"]["dtype"] not in ("F8_E8M0", "U8") or len(weight) != 2:
             return False
         if layer["weight"]["dtype"] == "F8_E4M3":
-            wanted = [-(-size // 32) for size in weight]
+            expected_shape = [-(-size // 32) for size in weight]
         elif layer["weight"]["dtype"] in ("I8", "U8"):  # two numbers in each byte
-            wanted = [weight[0], weight[1] // 16]
+            expected_shape = [weight[0], weight[1] // 16]
         else:
             return False
-        if scales != wanted:
+        if scales != expected_shape:
             return False
     return True
 
@@ -214,7 +228,7 @@ def _is_packed_int4(declared: Declared, tensors: Tensors, foreign: Tensors) -> b
             return False
     for name, layer in layers.items():
         weight, scales = layer["weight_packed"]["shape"], layer["weight_scale"]["shape"]
-        if not _have_dtypes(layer, weight_packed="I32", weight_scale="float") or len(weight) != 2:
+        if not _has_dtypes(layer, weight_packed="I32", weight_scale="float") or len(weight) != 2:
             return False
         if f"{name}.weight_shape" not in tensors or len(scales) != 2 or not scales[1]:
             return False
@@ -233,8 +247,9 @@ def _groups(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _group_sizes(settings: Mapping[str, Any]) -> set[int]:
-    said = [group.get("group_size") for group in _groups(settings)]
-    return {size for size in _GROUP_SIZES if size in said}
+    """The sizes of quantization groups that compressed-tensors declares, as far as MLX has them."""
+    declared_sizes = [group.get("group_size") for group in _groups(settings)]
+    return {size for size in _GROUP_SIZES if size in declared_sizes}
 
 
 def _is_mxfp4_of_experts(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
@@ -255,7 +270,7 @@ def _is_bitnet(declared: Declared, tensors: Tensors, foreign: Tensors) -> bool:
     return (
         sys.platform == "darwin"
         and layers is not None
-        and all(_have_dtypes(layer, weight="U8", weight_scale="float") for layer in layers.values())
+        and all(_has_dtypes(layer, weight="U8", weight_scale="float") for layer in layers.values())
     )
 
 
@@ -266,7 +281,7 @@ READ_FORMATS = (
             "cohere2 exaone gemma2 gemma3_text glm4 granite helium llama minicpm mistral olmo2 phi "
             "phi3 qwen2 qwen3 seed_oss smollm3 stablelm starcoder2".split()
         ),
-        takes=_is_awq,
+        fits=_is_awq,
     ),
     ForeignFormat(
         methods=("fp8", ""),
@@ -274,18 +289,18 @@ READ_FORMATS = (
             "deepseek_v3 deepseek_v32 glm_moe_dsa joyai_llm_flash kimi_k2 mimo_v2_flash minimax "
             "minimax_m2 mistral4".split()
         ),
-        takes=_is_fp8_in_blocks,
+        fits=_is_fp8_in_blocks,
     ),
     ForeignFormat(
         methods=("fp8",),
         model_types=("deepseek_v41", "deepseek_v41_text"),
-        takes=_is_of_deepseek_v41,
+        fits=_is_of_deepseek_v41,
     ),
     ForeignFormat(
         methods=("compressed-tensors",),
         model_types=frozenset(("deepseek_v3", "joyai_llm_flash", "kimi_k2", "mistral4")),
-        takes=_is_packed_int4,
+        fits=_is_packed_int4,
     ),
-    ForeignFormat(methods=("mxfp4",), model_types=("gpt_oss",), takes=_is_mxfp4_of_experts),
-    ForeignFormat(methods=("bitnet",), model_types=("bitnet",), takes=_is_bitnet),
+    ForeignFormat(methods=("mxfp4",), model_types=("gpt_oss",), fits=_is_mxfp4_of_experts),
+    ForeignFormat(methods=("bitnet",), model_types=("bitnet",), fits=_is_bitnet),
 )

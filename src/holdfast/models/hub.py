@@ -1,7 +1,8 @@
 """The boundary to the Hub: checks that it can be reached, resolves revisions, validates its
 answers, and explains its errors.
 
-Imports huggingface_hub only to fetch something, because that takes 0.2 to 0.3 s.
+Imports huggingface_hub ("the library") only to fetch something, because that takes 0.2 to 0.3 s. Its
+answers may come from a mirror that HF_ENDPOINT names, so they are not trusted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from urllib.parse import urlsplit
 
 from holdfast.errors import ModelLoadError, NoSuchModel
 
-_LOOKUP_SECONDS = 2.5  # for looking up the Hub's host name; no other setting limits that time
+# for looking up the Hub's host name; no timeout of the HTTP library limits that time
+_LOOKUP_SECONDS = 2.5
 _PATIENCE_SECONDS = 2.0  # how long to wait before the warning that the Hub is slow
 # how long to wait for the Hub's first answer; huggingface_hub itself tries for 23 s and prints each
 # attempt
@@ -32,16 +34,17 @@ _ASK_SECONDS = 2.0
 _SILENCE_SECONDS = 30.0
 REVISION = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# the library puts these into paths unchanged
+# a commit or hash of an answer: the library puts these into paths unchanged
 _NAME = re.compile(r"[\w+=~-][\w.+=~-]{0,254}")
 _COMMIT_HEADER = "x-repo-commit"
 _ETAG_HEADERS = ("etag", "x-linked-etag")
 # an ETag that is used as the name of a file: short enough for endings, and without their dots
 _PLAIN_ETAG = re.compile(r"[A-Za-z0-9_+=~-]{1,200}")
-_ETAG_DIGITS = 40
-_PASSING = frozenset({408, 425, 429})  # statuses below 500 that may pass
-_HASHES = ("sha", "oid", "blobId", "xetHash", "sha256")
-_PATHS = ("path", "rfilename")
+_ETAG_DIGITS = 40  # of the hash that replaces an ETag
+_TEMPORARY_STATUSES = frozenset({408, 425, 429})  # below 500; a later request may succeed
+# keys of answers whose values are hashes, and paths of files
+_HASH_KEYS = ("sha", "oid", "blobId", "xetHash", "sha256")
+_PATH_KEYS = ("path", "rfilename")
 # what the library raises if an answer is incomplete or malformed
 _UNEXPECTED = (
     ArithmeticError,
@@ -91,25 +94,25 @@ def check_reachable() -> None:
     if constants.HF_HUB_OFFLINE:
         return
     endpoint = constants.ENDPOINT
-    is_found = threading.Event()
+    lookup_ended = threading.Event()
     failures: list[Exception] = []
 
-    def ask() -> None:
+    def ask_hub() -> None:
         try:
             if not getproxies():  # a proxy looks the name up itself
                 socket.getaddrinfo(urlsplit(endpoint).hostname, None)
-            is_found.set()
+            lookup_ended.set()
             httpx.head(endpoint, timeout=_REACH_SECONDS)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
             # includes invalid addresses and certificates, and proxies that need a package that is
             # missing
             failures.append(error)
         finally:
-            is_found.set()
+            lookup_ended.set()
 
-    asking = threading.Thread(target=ask, name="hub-reach", daemon=True)
+    asking = threading.Thread(target=ask_hub, name="hub-reach", daemon=True)
     asking.start()
-    if not is_found.wait(_LOOKUP_SECONDS):
+    if not lookup_ended.wait(_LOOKUP_SECONDS):
         raise TimeoutError(
             f"the name in {endpoint} could not be looked up within {_LOOKUP_SECONDS} s"
         )
@@ -143,7 +146,7 @@ def newest_commit(source: ModelSource) -> str:
 
 def newer_commit(source: ModelSource, commit: str) -> str:
     """The newest commit of a cached model; empty if the cached commit is the newest, or if the Hub
-    does not answer within a moment.
+    does not answer within _ASK_SECONDS.
     """
     from huggingface_hub import constants
 
@@ -152,7 +155,7 @@ def newer_commit(source: ModelSource, commit: str) -> str:
 
     answers: list[str | ModelLoadError] = []
 
-    def ask() -> None:
+    def ask_hub() -> None:
         try:
             with hub_errors(source):
                 answers.append(newest_commit(source))
@@ -160,7 +163,7 @@ def newer_commit(source: ModelSource, commit: str) -> str:
             answers.append(error)
 
     # on a thread, because nothing limits the time of a DNS lookup
-    asking = threading.Thread(target=ask, name="hub-question", daemon=True)
+    asking = threading.Thread(target=ask_hub, name="hub-question", daemon=True)
     asking.start()
     asking.join(_ASK_SECONDS)
     answer = answers[0] if answers else ModelLoadError(f"no answer within {_ASK_SECONDS:g} s")
@@ -182,12 +185,12 @@ def _check_answers() -> None:
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
-    current = vars(_http)["_GLOBAL_CLIENT_FACTORY"]
-    if getattr(current, "checks_answers", False):
+    current_factory = vars(_http)["_GLOBAL_CLIENT_FACTORY"]
+    if getattr(current_factory, "checks_answers", False):
         return
 
     def checked_client() -> Any:
-        client = current()
+        client = current_factory()
         hooks = client.event_hooks
         client.event_hooks = {**hooks, "response": [*hooks.get("response", ()), _check_answer]}
         client.timeout = _SILENCE_SECONDS
@@ -198,17 +201,22 @@ def _check_answers() -> None:
 
 
 def _check_answer(response: Any) -> None:
-    """Raise ModelLoadError if an answer of the Hub names a file outside the cache."""
+    """Replace unusual ETags of an answer of the Hub, and raise ModelLoadError if the answer names a
+    file outside the cache.
+    """
     host = response.url.host
     for header in _ETAG_HEADERS:
-        if not response.headers.get(header, "").lstrip("W/").strip('"'):  # empty for the library
+        # the library strips an ETag in this way
+        if not response.headers.get(header, "").lstrip("W/").strip('"'):
             response.headers.pop(header, None)
-        elif (etag := _etag(response.headers.get(header))) and not _PLAIN_ETAG.fullmatch(etag):
+        elif (etag := _plain_value(response.headers.get(header))) and not _PLAIN_ETAG.fullmatch(
+            etag
+        ):
             digest = hashlib.sha256(etag.encode("utf-8", "surrogatepass")).hexdigest()
             # with a prefix, because the cache takes a bare hash for that of the file's content
             response.headers[header] = f'"etag-{digest[:_ETAG_DIGITS]}"'
     if (commit := response.headers.get(_COMMIT_HEADER)) is not None:
-        _check_name(_etag(commit), what=_COMMIT_HEADER, host=host)
+        _check_name(_plain_value(commit), key=_COMMIT_HEADER, host=host)
     is_json = "json" in response.headers.get("content-type", "")
     path = response.url.path
     is_description = "/api/" in path and "/resolve/" not in path  # not a streamed file
@@ -221,12 +229,15 @@ def _check_answer(response: Any) -> None:
         _check_content(content, host=host)
 
 
-def _etag(header: str | None) -> str:
+def _plain_value(header: str | None) -> str:
+    """The value of an ETag or commit header without W/ and quotation marks; empty if it is missing."""
     return "" if header is None else header.removeprefix("W/").strip('"')
 
 
 def _check_content(content: Any, *, host: str) -> None:
-    """Check the description of a model, or the list of its files."""
+    """Raise ModelLoadError if the description of a model, or the list of its files, names a file
+    outside the cache.
+    """
     entries = content if isinstance(content, list) else [content]
     if isinstance(content, Mapping) and isinstance(content.get("siblings"), list):
         entries = [content, *content["siblings"]]
@@ -235,27 +246,29 @@ def _check_content(content: Any, *, host: str) -> None:
             raise ModelLoadError(f"{host} did not answer as the Hub does")
         lfs = entry.get("lfs")
         for part in (entry, lfs if isinstance(lfs, Mapping) else {}):
-            for key in _HASHES:
+            for key in _HASH_KEYS:
                 if part.get(key) is not None:
-                    _check_name(part[key], what=key, host=host)
-        for key in _PATHS:
+                    _check_name(part[key], key=key, host=host)
+        for key in _PATH_KEYS:
             if entry.get(key) is not None:
                 _check_path(entry[key], host=host)
 
 
-def _check_name(name: object, *, what: str, host: str) -> None:
+def _check_name(name: object, *, key: str, host: str) -> None:
+    """Raise ModelLoadError unless a commit or hash is a plain file name. key: its key in the answer."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ModelLoadError(f"the answer of {host} is refused: it has {what} {_short(name)}")
+        raise ModelLoadError(f"the answer of {host} is refused: it has {key} {_shortened(name)}")
 
 
 def _check_path(path: object, *, host: str) -> None:
+    """Raise ModelLoadError if a file's path leads out of the model's folder."""
     parts = path.split("/") if isinstance(path, str) else [""]
     is_safe = all(part.isprintable() and part not in ("", ".", "..") for part in parts)
     if not is_safe or "\\" in str(path):
-        raise ModelLoadError(f"the answer of {host} is refused: it names a file {_short(path)}")
+        raise ModelLoadError(f"the answer of {host} is refused: it names a file {_shortened(path)}")
 
 
-def _short(value: object) -> str:
+def _shortened(value: object) -> str:
     return repr(value)[:100]
 
 
@@ -302,10 +315,10 @@ def explained(source: ModelSource, error: BaseException) -> ModelLoadError:
     if isinstance(error, RevisionNotFoundError):
         return NoSuchModel(f"{source.name} has no revision {source.revision or 'main'} on the Hub")
     if isinstance(error, RepositoryNotFoundError):
-        return NoSuchModel(_not_found(source.name))
+        return NoSuchModel(_not_found_message(source.name))
     if isinstance(error, HfHubHTTPError):
-        return ModelLoadError(_refused(source.name, error.response.status_code))
-    return ModelLoadError(_not_fetched(source.name, error))
+        return ModelLoadError(_refused_message(source.name, error.response.status_code))
+    return ModelLoadError(_not_fetched_message(source.name, error))
 
 
 def may_pass(error: BaseException) -> bool:
@@ -314,7 +327,7 @@ def may_pass(error: BaseException) -> bool:
 
     if isinstance(error, HfHubHTTPError):
         status = error.response.status_code
-        return status >= 500 or status in _PASSING
+        return status >= 500 or status in _TEMPORARY_STATUSES
     return isinstance(error, (network_error(), ConnectionError, TimeoutError))
 
 
@@ -322,17 +335,18 @@ def interrupted(source: ModelSource, error: BaseException) -> ModelLoadError:
     """The error for a download that was given up after several tries: says how to continue it."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    why = _one_line(error)
+    reason = _one_line(error)
     if isinstance(error, HfHubHTTPError):
-        why = f"the Hub answered {error.response.status_code}"
+        reason = f"the Hub answered {error.response.status_code}"
     revision = f" --revision {source.revision}" if source.revision else ""
     return ModelLoadError(
-        f"the download of {source.name} was interrupted ({why}); what has arrived is kept, and "
+        f"the download of {source.name} was interrupted ({reason}); what has arrived is kept, and "
         f"this command continues from there: holdfast models pull {source.name}{revision}"
     )
 
 
-def _not_found(name: str) -> str:
+def _not_found_message(name: str) -> str:
+    """The Hub answers 404 for private models, too, so the message mentions the token."""
     from huggingface_hub import get_token
 
     hint = "or it is private and HF_TOKEN is not set"
@@ -341,13 +355,14 @@ def _not_found(name: str) -> str:
     return f"there is no folder {name} here and no model {name} on the Hub, {hint}"
 
 
-def _refused(name: str, status: int) -> str:
+def _refused_message(name: str, status: int) -> str:
     if status in (401, 403):
         return f"the Hub refuses access to {name}: set HF_TOKEN to a token that may read it"
     return f"the Hub answered {status} when asked for {name}; try again later"
 
 
-def _not_fetched(name: str, error: BaseException) -> str:
+def _not_fetched_message(name: str, error: BaseException) -> str:
+    """Why a model could not be fetched, for errors that are not an answer of the Hub."""
     from huggingface_hub.errors import IncompleteSnapshotError, OfflineModeIsEnabled
 
     match error:
@@ -380,9 +395,10 @@ def network_error() -> type[Exception]:
     """The base class of errors of the HTTP library that this version of huggingface_hub uses."""
     from huggingface_hub import errors
 
-    root: type[Exception] = vars(errors)["HTTPError"]
-    return root
+    base_class: type[Exception] = vars(errors)["HTTPError"]
+    return base_class
 
 
 def _one_line(error: BaseException) -> str:
+    """The type and message of an error, for the end of another message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")

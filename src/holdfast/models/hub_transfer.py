@@ -1,9 +1,12 @@
 """Downloads files from the Hub into its cache; an interrupted download resumes where it stopped.
 
-huggingface_hub 2 downloads each file under a new name, drops it on any failure, and resets its
-retry count only after 10 MB. So the transfers are made here: each file becomes a blob named by its
-ETag, as in the library's cache; a partial one is `ETAG.incomplete`. The library then finds the
-blobs and links them into the snapshot.
+huggingface_hub 2 ("the library") downloads each file under a new name, drops it on any failure, and
+resets its retry count only after 10 MB. So the transfers are made here: each file becomes a blob named
+by its ETag, as in the library's cache; a partial one is `ETAG.incomplete`. The library then finds the
+blobs and links them into the snapshot. A blob's lock shows that a process is fetching it.
+
+The parameter `add` of functions here is called with each number of bytes that arrives, and with 0 while
+waiting; it raises an error to stop the download.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from holdfast.files import try_lock
 from holdfast.models.hub import ModelSource, interrupted, may_pass, network_error
 
 _CONNECTIONS = 8
-_MOST_FRUITLESS_TRIES = 5  # in a row without a single byte
+_MOST_FRUITLESS_TRIES = 5  # tries in a row that bring not a single byte
 _RETRY_SECONDS = 1.0  # doubled after each fruitless try
 _PARTIAL = ".incomplete"
 
@@ -48,23 +51,23 @@ def fetch_blobs(
     including those of earlier attempts; negative if bytes are fetched again. If it raises an error,
     all transfers stop and the error is raised here.
     """
-    is_stopped = threading.Event()
+    stop = threading.Event()
 
-    def counted(count: float) -> None:
-        if is_stopped.is_set():
+    def add_or_stop(byte_count: float) -> None:
+        if stop.is_set():
             raise _Stopped
-        add(count)
+        add(byte_count)
 
     with ThreadPoolExecutor(max_workers=_CONNECTIONS, thread_name_prefix="hub-file") as pool:
         tasks = [
-            pool.submit(_fetch_blob, source, commit, name, cache=cache, add=counted)
+            pool.submit(_fetch_blob, source, commit, name, cache=cache, add=add_or_stop)
             for name in names
         ]
         try:
             for task in as_completed(tasks):
                 task.result()
         except BaseException as error:
-            is_stopped.set()
+            stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             if may_pass(error):
                 raise interrupted(source, error) from error
@@ -78,10 +81,11 @@ def repository_folder(cache: Path, hub_id: str) -> Path:
 
 def partial_bytes(repository: Path) -> int:
     """The size of the partial files that interrupted downloads of a model left."""
-    own = (
+    # the library's partial files have a random part between two dots; they are never resumed
+    resumable_files = (
         file for file in (repository / "blobs").glob(f"*{_PARTIAL}") if file.name.count(".") == 1
     )
-    return sum(file.stat().st_size for file in own)
+    return sum(file.stat().st_size for file in resumable_files)
 
 
 def remove_partial_files(repository: Path) -> None:
@@ -89,16 +93,16 @@ def remove_partial_files(repository: Path) -> None:
     for file in (repository / "blobs").glob(f"*{_PARTIAL}"):
         with (
             contextlib.suppress(OSError),
-            _locked(file.name.partition(".")[0], repository) as is_own,
+            _locked(file.name.partition(".")[0], repository) as has_lock,
         ):
-            if is_own:
+            if has_lock:
                 file.unlink(missing_ok=True)
 
 
 def _fetch_blob(
     source: ModelSource, commit: str, name: str, *, cache: Path, add: Callable[[float], None]
 ) -> None:
-    """Fetch one file, or the rest of it, unless the Hub's library can fetch it in chunks."""
+    """Fetch one file, or what is missing of it, unless the library can fetch it in chunks."""
     from huggingface_hub import hf_hub_url
 
     url = hf_hub_url(source.name, name, revision=commit)
@@ -114,12 +118,12 @@ def _fetch_blob(
     with _waiting_for_lock(etag, repository, add=add):
         if blob.exists():
             return
-        for left in blob.parent.glob(f"{etag}.*{_PARTIAL}"):  # of the library, never resumed
-            left.unlink(missing_ok=True)
+        for library_file in blob.parent.glob(f"{etag}.*{_PARTIAL}"):  # never resumed
+            library_file.unlink(missing_ok=True)
         partial = blob.with_name(f"{etag}{_PARTIAL}")
         with partial.open("ab") as file:
-            is_whole = _receive(url, file, metadata, add=add)
-        if not is_whole:
+            has_right_size = _receive(url, file, metadata, add=add)
+        if not has_right_size:
             partial.unlink()
             raise ModelLoadError(
                 f"the Hub sent more than the {metadata.size:,} bytes of {name} of {source.name}"
@@ -128,28 +132,29 @@ def _fetch_blob(
 
 
 def _metadata(url: str, *, add: Callable[[float], None]) -> Any:
-    """The ETag, location and size of a file on the Hub."""
+    """The ETag, location and size of a file on the Hub. Tries several times."""
     from huggingface_hub import constants, get_hf_file_metadata
 
-    fruitless = 1
+    fruitless_tries = 1
     while True:
         try:
             return get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         except (network_error(), ConnectionError, TimeoutError) as error:
-            if fruitless > _MOST_FRUITLESS_TRIES or not may_pass(error):
+            if fruitless_tries > _MOST_FRUITLESS_TRIES or not may_pass(error):
                 raise
-            _pause(fruitless, add=add)
-            fruitless += 1
+            _pause(fruitless_tries, add=add)
+            fruitless_tries += 1
 
 
-def _pause(fruitless: int, *, add: Callable[[float], None]) -> None:
-    """Wait before the next try; `add` may stop the wait. fruitless: the number of tries so far."""
-    for _ in range(2 ** max(0, fruitless - 1)):
+def _pause(fruitless_tries: int, *, add: Callable[[float], None]) -> None:
+    """Wait before the next try, longer after each one in a row; `add` may stop the wait."""
+    for _ in range(2 ** max(0, fruitless_tries - 1)):
         time.sleep(_RETRY_SECONDS)
         add(0)
 
 
 def _has_xet() -> bool:
+    """Whether the library can fetch files of the Hub's Xet storage in chunks."""
     from huggingface_hub import constants
 
     return not constants.HF_HUB_DISABLE_XET and importlib.util.find_spec("hf_xet") is not None
@@ -163,19 +168,19 @@ def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float],
     if size is not None and file.tell() > size:
         _start_over(file)
     add(file.tell())
-    fruitless = 0
+    fruitless_tries = 0
     while size is None or file.tell() < size:
-        before = file.tell()
+        start = file.tell()
         try:
             _receive_once(url, metadata.location, file, add=add)
             if size is None or file.tell() >= size:
                 break
             raise ConnectionError(f"the connection ended after {file.tell():,} of {size:,} bytes")
         except (network_error(), ConnectionError, TimeoutError) as error:
-            fruitless = 0 if file.tell() > before else fruitless + 1
-            if fruitless > _MOST_FRUITLESS_TRIES or not may_pass(error):
+            fruitless_tries = 0 if file.tell() > start else fruitless_tries + 1
+            if fruitless_tries > _MOST_FRUITLESS_TRIES or not may_pass(error):
                 raise
-            _pause(fruitless, add=add)
+            _pause(fruitless_tries, add=add)
             metadata = _metadata(url, add=add)  # the location may expire
     return size is None or file.tell() == size
 
@@ -183,7 +188,7 @@ def _receive(url: str, file: IO[bytes], metadata: Any, *, add: Callable[[float],
 def _receive_once(
     url: str, location: str, file: IO[bytes], *, add: Callable[[float], None]
 ) -> None:
-    """Append the bytes that one connection delivers."""
+    """Append the bytes that one connection delivers. location: where the Hub says that `url` is."""
     from huggingface_hub import constants, get_session, hf_raise_for_status
 
     # this function is public, but untyped
@@ -206,6 +211,7 @@ def _receive_once(
 
 
 def _start_over(file: IO[bytes]) -> None:
+    """Empty the file, so that it is fetched from the beginning."""
     file.seek(0)
     file.truncate()
 
@@ -219,7 +225,7 @@ def _lock_path(etag: str, repository: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(etag: str, repository: Path) -> Iterator[bool]:
-    """Hold the lock of a blob, if it is free."""
+    """Hold the lock of a blob, if it is free. Yields whether it is held."""
     path = _lock_path(etag, repository)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -237,8 +243,8 @@ def _waiting_for_lock(
     the wait.
     """
     while True:
-        with _locked(etag, repository) as is_own:
-            if is_own:
+        with _locked(etag, repository) as has_lock:
+            if has_lock:
                 yield
                 return
         time.sleep(_RETRY_SECONDS)

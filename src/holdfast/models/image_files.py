@@ -28,7 +28,8 @@ FORMATS_SHOWN: Final = "PNG, JPEG, WebP, GIF or BMP"
 # Each scan of a progressive JPEG passes over the whole image. Encoders write about 10 scans; a
 # small file can have thousands, which would take minutes.
 _MOST_SCANS: Final = 50
-_SCAN: Final = b"\xff\xda"
+_SCAN: Final = b"\xff\xda"  # the marker at which a scan starts
+# an image's file name: digits that identify the tenant, and the SHA-256 of the image
 _NAME: Final = re.compile(r"([0-9a-f]{16})?([0-9a-f]{64})")
 _TENANT_DIGITS: Final = 16
 _LONGEST_REASON: Final = 100
@@ -59,8 +60,8 @@ def image_name(data: bytes, *, tenant: str) -> str:
     data about images, and response times do not reveal what other tenants have sent.
     """
     digest = hashlib.sha256(data).hexdigest()
-    scope = hashlib.sha256(tenant.encode()).hexdigest()[:_TENANT_DIGITS] if tenant else ""
-    return scope + digest
+    prefix = hashlib.sha256(tenant.encode()).hexdigest()[:_TENANT_DIGITS] if tenant else ""
+    return prefix + digest
 
 
 def is_image_name(name: str) -> bool:
@@ -68,15 +69,15 @@ def is_image_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def _unfit(image: Image.Image, *, max_pixels: int | None) -> str:
+def _size_problem(image: Image.Image, *, max_pixels: int | None) -> str:
     """Why the size of an image is not acceptable; empty if it is."""
     width, height = image.size
-    shown = f"{width:,} × {height:,} pixels"
+    size = f"{width:,} × {height:,} pixels"
     if max_pixels is not None and width * height > max_pixels:
-        return f"{ImageTooLarge.BEGINNING} it has {shown}, but at most {max_pixels:,} are allowed"
+        return f"{ImageTooLarge.BEGINNING} it has {size}, but at most {max_pixels:,} are allowed"
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
-        most = f"one side must be at most {MAX_ASPECT_RATIO} times as long as the other"
-        return f"the image has {shown}: {most}"
+        limit = f"one side must be at most {MAX_ASPECT_RATIO} times as long as the other"
+        return f"the image has {size}: {limit}"
     return ""
 
 
@@ -109,7 +110,7 @@ def _decoded(data: bytes, *, max_pixels: int | None) -> Image.Image | str:
 
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
-            problem = _unfit(file, max_pixels=max_pixels)
+            problem = _size_problem(file, max_pixels=max_pixels)
             if problem:
                 return problem
             if file.format in ("JPEG", "MPO") and data.count(_SCAN) > _MOST_SCANS:
@@ -136,9 +137,9 @@ def _as_rgb(file: Image.Image) -> Image.Image:
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
         image.info.pop("transparency", None)
     if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        image = Image.new("RGBA", layer.size, "white")
-        image.alpha_composite(layer)
+        transparent = image.convert("RGBA")
+        image = Image.new("RGBA", transparent.size, "white")
+        image.alpha_composite(transparent)
     return image.convert("RGB")
 
 

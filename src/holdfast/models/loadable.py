@@ -26,7 +26,7 @@ from holdfast.models.weight_files import checked_tensors
 
 # tokenizer files that transformers converts
 CONVERTIBLE = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-_MOST_KEPT = 1024
+_MOST_RESULTS = 1024  # how many to cache
 _TOKENIZER = "tokenizer.json"
 # read when a model is loaded; all are optional
 _MORE_JSON = (
@@ -36,17 +36,20 @@ _MORE_JSON = (
     "chat_template.json",
 )
 _BLANK = b" \t\r\n"
+# name, inode, bytes and modification time of each file of a folder
 _Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Checked:
+    """The result of a check."""
+
     signature: _Signature  # of the folder's files: a new one requires a new check
     config: Mapping[str, Any] | UnusableModel  # or why the model is unusable
     can_chat: bool = False  # whether it has a chat template
 
 
-_results: LruCache[Path, _Checked] = LruCache(_MOST_KEPT)
+_results: LruCache[Path, _Checked] = LruCache(_MOST_RESULTS)
 
 
 def check_loadable(folder: Path) -> Mapping[str, Any]:
@@ -67,33 +70,35 @@ def can_chat(folder: Path) -> bool:
 
 
 def _checked(folder: Path) -> _Checked:
+    """The result for a folder, cached until its files change. Raises ModelLoadError."""
     check_is_folder(folder)
     try:
         signature = _signature(folder)
-        kept = _results.get(folder)
-        if kept is None or kept.signature != signature:
-            kept = _result(folder, signature)
-            _results.put(folder, kept)
+        result = _results.get(folder)
+        if result is None or result.signature != signature:
+            result = _check(folder, signature)
+            _results.put(folder, result)
     except OSError as error:
         raise ModelLoadError(f"{folder} cannot be read: {error.strerror or error}") from None
-    return kept
+    return result
 
 
 def _signature(folder: Path) -> _Signature:
     """A value that changes when a file of the folder is added, removed, replaced or written to."""
-    found = []
+    signature = []
     with os.scandir(folder) as entries:
         for entry in entries:
             try:
                 status = entry.stat()
             except OSError:  # a dangling link
-                found.append((entry.name, 0, 0, 0))
+                signature.append((entry.name, 0, 0, 0))
             else:
-                found.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
-    return tuple(sorted(found))
+                signature.append((entry.name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(signature))
 
 
-def _result(folder: Path, signature: _Signature) -> _Checked:
+def _check(folder: Path, signature: _Signature) -> _Checked:
+    """Check a model. Raises ModelLoadError and OSError if a file cannot be read at the moment."""
     from holdfast.models.chat_templates import check_templates, template_sources  # reads jinja2
 
     try:

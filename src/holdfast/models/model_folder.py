@@ -25,15 +25,18 @@ from holdfast.models.quantization import HOW_TO_CONVERT
 
 WEIGHT_FILES = "model*.safetensors"  # the files that mlx-lm reads
 _CONFIG = "config.json"
-_WANTED = f"a model is a folder with {_CONFIG} and {WEIGHT_FILES}, or an id on the Hub (owner/name)"
+_EXPLANATION = (
+    f"a model is a folder with {_CONFIG} and {WEIGHT_FILES}, or an id on the Hub (owner/name)"
+)
 _LARGEST_JSON_BYTES = 64 << 20
 # errors caused by the file itself; others, such as EMFILE or EIO, say nothing about it
 _ABOUT_THE_FILE = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL),
 )
+# in mlx-lm's utils.py: a table from `model_type` to the name of another module
 _REMAPPINGS = re.compile(r"^MODEL_\w*REMAPPING = (\{.*?^\})", re.MULTILINE | re.DOTALL)
-# the keys that model families use, the most common one first
+# the keys of the context length that model families use, the most common one first
 _CONTEXT_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -44,8 +47,8 @@ _CONTEXT_KEYS = (
     "model_max_length",
     "max_context_length",
 )
-_NESTED_KEYS = ("text_config", "llm_config", "language_config")
-_EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")
+_NESTED_KEYS = ("text_config", "llm_config", "language_config")  # of text models in a configuration
+_EXTENDING_ROPE = ("yarn", "longrope", "su", "dynamic", "linear")  # types that extend the context
 _ABSURD_TOKENS = 1 << 31  # tokenizers write 1e30 for an unknown length
 LONGEST_ANSWER_TOKENS = 32_000  # agents should reserve at most this much for an answer
 UNKNOWN_CONTEXT_TOKENS = 32768  # used for recurrent models, which have no limit
@@ -81,8 +84,9 @@ def check_is_folder(folder: Path) -> None:
 
 
 def _check_is_folder(folder: Path) -> None:
+    """As `check_is_folder`, but also raises OSError if the folder cannot be read."""
     if not folder.exists():
-        raise UnusableModel(f"there is no model folder {folder}{_likely_meant(folder)}")
+        raise UnusableModel(f"there is no model folder {folder}{_similar_folder(folder)}")
     if folder.is_dir():
         if not os.path.lexists(folder / _CONFIG):
             raise DamagedModel(
@@ -91,14 +95,14 @@ def _check_is_folder(folder: Path) -> None:
         _refuse_special_files(folder)
     elif folder.suffix.lower() == ".gguf":
         raise UnusableModel(
-            f"{folder} is a GGUF file, the format of llama.cpp; {_WANTED}. {HOW_TO_CONVERT}"
+            f"{folder} is a GGUF file, the format of llama.cpp; {_EXPLANATION}. {HOW_TO_CONVERT}"
         )
     elif (folder.parent / _CONFIG).is_file():
         raise UnusableModel(
             f"{folder} is one file of a model; use its folder instead: {folder.parent}"
         )
     else:
-        raise UnusableModel(f"{folder} is a file; {_WANTED}")
+        raise UnusableModel(f"{folder} is a file; {_EXPLANATION}")
 
 
 def _refuse_special_files(folder: Path) -> None:
@@ -107,14 +111,14 @@ def _refuse_special_files(folder: Path) -> None:
     """
     for path in (*folder.glob("*"), *folder.glob("*/*")):
         try:
-            kind = path.stat().st_mode
+            mode = path.stat().st_mode
         except OSError:  # a dangling link, or no permission: reading it will report that
             continue
-        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise UnusableModel(f"{path} is not a regular file; remove it or download it again")
 
 
-def _likely_meant(folder: Path) -> str:
+def _similar_folder(folder: Path) -> str:
     """Suggest the folder with the most similar name, as the end of a sentence; empty if there is
     none.
     """
@@ -122,21 +126,21 @@ def _likely_meant(folder: Path) -> str:
         neighbours = [path.name for path in folder.parent.iterdir() if path.is_dir()]
     except OSError:
         return ""
-    near = difflib.get_close_matches(folder.name, neighbours, n=1)
-    return f"; did you mean {folder.parent / near[0]}?" if near else ""
+    similar_names = difflib.get_close_matches(folder.name, neighbours, n=1)
+    return f"; did you mean {folder.parent / similar_names[0]}?" if similar_names else ""
 
 
 def _found_instead(folder: Path) -> str:
     """Explain why a folder lacks a configuration, as the end of a sentence; empty without an
     explanation.
     """
-    inner = sorted(
+    inner_models = sorted(
         path.parent
         for pattern in (f"*/{_CONFIG}", f"snapshots/*/{_CONFIG}")
         for path in folder.glob(pattern)
     )
-    if inner:
-        return f"; did you mean {inner[0]}?"
+    if inner_models:
+        return f"; did you mean {inner_models[0]}?"
     if next(folder.glob("*.gguf"), None) is not None:
         return f", but has GGUF files, the format of llama.cpp. {HOW_TO_CONVERT}"
     if os.path.lexists(folder / "adapter_config.json"):
@@ -159,6 +163,7 @@ def opened(file: Path) -> Iterator[IO[bytes]]:
 
 
 def _unreadable(file: Path, error: OSError) -> ModelLoadError:
+    """UnusableModel if the file itself is at fault, ModelLoadError if reading may succeed later."""
     reason = f"{file} cannot be read: {error.strerror or error}"
     if error.errno == errno.ENOENT and os.path.islink(file):
         return DamagedModel(f"{file} is a link to a file that is missing; download the file again")
@@ -176,14 +181,14 @@ def read_json(file: Path) -> dict[str, Any]:
     if len(text) > _LARGEST_JSON_BYTES:
         raise UnusableModel(f"{file} is larger than {_LARGEST_JSON_BYTES:,} bytes")
     try:
-        content_of_file = json.loads(text)
+        parsed = json.loads(text)
     except RecursionError:
         raise DamagedModel(f"{file} is not valid JSON: it is nested too deep") from None
     except ValueError as error:  # invalid JSON, or not UTF-8
         raise DamagedModel(f"{file} is not valid JSON: {_one_line(error)}") from error
-    if not isinstance(content_of_file, dict):
+    if not isinstance(parsed, dict):
         raise DamagedModel(f"{file} does not contain a JSON object")
-    return content_of_file
+    return parsed
 
 
 def _one_line(error: Exception) -> str:
@@ -233,6 +238,7 @@ def _package(name: str) -> Path | None:
 
 @cache
 def _modules(package: str = "mlx_lm") -> frozenset[str]:
+    """The names of a package's modules with model classes; empty if it is not installed."""
     folder = _package(package)
     return (
         frozenset()
@@ -247,14 +253,14 @@ def _remapping(package: str = "mlx_lm") -> dict[str, str]:
 
     Read from its source, because importing it would import MLX.
     """
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}  # by model type
     folder = _package(package)
     if folder is None:
-        return found
+        return modules
     for table in _REMAPPINGS.findall((folder / "utils.py").read_text(encoding="utf-8")):
         for key, module in ast.literal_eval(table).items():
-            found[key[0] if isinstance(key, tuple) else key] = module
-    return found
+            modules[key[0] if isinstance(key, tuple) else key] = module
+    return modules
 
 
 def context_tokens(
@@ -266,20 +272,20 @@ def context_tokens(
     configuration has no length. Raises ModelLoadError if `requested` exceeds the model's own
     limit.
     """
-    known = own_context_tokens(config, tokenizer_limit=tokenizer_limit)
-    if known and requested is not None and requested > known:
+    own_tokens = own_context_tokens(config, tokenizer_limit=tokenizer_limit)
+    if own_tokens and requested is not None and requested > own_tokens:
         raise ModelLoadError(
-            f"model.context_tokens = {requested:,} is more than the model's own {known:,} tokens"
+            f"model.context_tokens = {requested:,} is more than the model's own {own_tokens:,} tokens"
         )
-    return requested or known or UNKNOWN_CONTEXT_TOKENS
+    return requested or own_tokens or UNKNOWN_CONTEXT_TOKENS
 
 
 def own_context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None) -> int:
-    """The context that the model was trained for; 0 if neither config nor tokenizer tells it.
+    """The context in tokens that the model was trained for; 0 if neither config nor tokenizer tells it.
 
-    tokenizer_limit: as for `context_tokens`.
+    tokenizer_limit: model_max_length, used if the configuration has no length.
     """
-    return known_context_tokens(config) or _sane(tokenizer_limit)
+    return known_context_tokens(config) or _plausible_tokens(tokenizer_limit)
 
 
 def planned_answer_tokens(context_tokens: int) -> int:
@@ -293,7 +299,7 @@ def planned_answer_tokens(context_tokens: int) -> int:
 
 def known_context_tokens(config: Mapping[str, Any]) -> int:
     """The longest sequence in tokens according to config.json; 0 if config.json does not say."""
-    return next((value for part in parts_of(config) if (value := _own_context(part))), 0)
+    return next((value for part in parts_of(config) if (value := _context_of_part(part))), 0)
 
 
 def parts_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -304,9 +310,12 @@ def parts_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield inner
 
 
-def _own_context(config: Mapping[str, Any]) -> int:
-    plain = next((value for key in _CONTEXT_KEYS if (value := _sane(config.get(key)))), 0)
-    return max(plain, _extended_context(config)) if plain else 0
+def _context_of_part(config: Mapping[str, Any]) -> int:
+    """The context in tokens, with RoPE scaling, that this part of a configuration states; 0: none."""
+    stated = next(
+        (tokens for key in _CONTEXT_KEYS if (tokens := _plausible_tokens(config.get(key)))), 0
+    )
+    return max(stated, _extended_context(config)) if stated else 0
 
 
 def _extended_context(config: Mapping[str, Any]) -> int:
@@ -314,19 +323,21 @@ def _extended_context(config: Mapping[str, Any]) -> int:
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):
         return 0
-    kind = scaling.get("rope_type", scaling.get("type"))
-    original, factor = _sane(scaling.get("original_max_position_embeddings")), scaling.get("factor")
+    rope_type = scaling.get("rope_type", scaling.get("type"))
+    original_tokens = _plausible_tokens(scaling.get("original_max_position_embeddings"))
+    factor = scaling.get("factor")
     if (
-        kind not in _EXTENDING_ROPE
-        or not original
+        rope_type not in _EXTENDING_ROPE
+        or not original_tokens
         or not isinstance(factor, int | float)
         or not math.isfinite(factor)
     ):
         return 0
-    return _sane(original * factor)
+    return _plausible_tokens(original_tokens * factor)
 
 
-def _sane(value: object) -> int:
+def _plausible_tokens(value: object) -> int:
+    """A number of tokens; 0 for a value that cannot be one."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)

@@ -17,7 +17,7 @@ import msgspec
 from holdfast.errors import ModelLoadError
 from holdfast.files import atomic_write, quality_folder, read_regular
 
-NATIVE: Final = "native"
+NATIVE: Final = "native"  # the form of keys and values that are not quantized
 MOST_RESULTS = 100  # the latest ones are kept
 # the quantized values of the setting `model.kv_bits`
 QuantizedForm: TypeAlias = Literal["8", "8/4", "4"]
@@ -98,9 +98,9 @@ def save_quality(report: QualityReport, environ: Mapping[str, str]) -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_write(file) as opened:
             opened.write(msgspec.json.format(msgspec.json.encode(report), indent=2))
-        results = sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)
-        for old in results[:-MOST_RESULTS]:
-            old.unlink(missing_ok=True)
+        files = sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime_ns)
+        for old_file in files[:-MOST_RESULTS]:
+            old_file.unlink(missing_ok=True)
     except OSError as error:
         raise ModelLoadError(f"the result cannot be kept: {error}") from error
 
@@ -113,15 +113,16 @@ def find_quality(fingerprint: str, environ: Mapping[str, str]) -> QualityReport 
     if not fingerprint or file is None:
         return None
     try:
-        found = msgspec.json.decode(read_regular(file), type=QualityReport)
+        report = msgspec.json.decode(read_regular(file), type=QualityReport)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         logger.info("%s is not used: %s", file, error)
         return None
-    return found if found.fingerprint == fingerprint and found.forms else None
+    return report if report.fingerprint == fingerprint and report.forms else None
 
 
 def _file(fingerprint: str, environ: Mapping[str, str]) -> Path | None:
+    """The file for the result of a model; None if the user has no home folder."""
     folder = quality_folder(environ)
     return Path(folder) / f"{fingerprint}.json" if folder else None

@@ -1,4 +1,8 @@
-"""How a model embeds texts or ranks documents, according to the files of sentence-transformers."""
+"""How a model embeds texts or ranks documents, according to the files of sentence-transformers.
+
+modules.json lists the modules through which a text passes: each has a kind, such as Pooling, and a folder
+with its config.json.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ from typing import Any, Final
 from holdfast.files import read_text
 from holdfast.wire.requests import Pooling
 
-_POOLING = "1_Pooling"
-_WITHOUT_EFFECT = ("Transformer", "Normalize", "Pooling")  # layers that Holdfast supports
+_POOLING_FOLDER = "1_Pooling"  # of the pooling module if modules.json is missing
+_SUPPORTED_KINDS = ("Transformer", "Normalize", "Pooling")
+# supported poolings by the names in config.json
 _POOLINGS: Final[Mapping[str, Pooling]] = {
     "mean": "mean",
     "mean_tokens": "mean",
@@ -35,19 +40,20 @@ def own_pooling(folder: Path) -> OwnPooling:
     Ignores damaged files.
     """
     modules = _modules(folder)
-    paths = [path for kind, path in modules if kind == "Pooling"] or [_POOLING]
-    named = _named_poolings(_read(folder / paths[0] / "config.json"))
-    if other := [kind for kind, _ in modules if kind not in _WITHOUT_EFFECT]:
+    pooling_folders = [name for kind, name in modules if kind == "Pooling"] or [_POOLING_FOLDER]
+    names = _pooling_names(_read(folder / pooling_folders[0] / "config.json"))
+    if unsupported := [kind for kind, _ in modules if kind not in _SUPPORTED_KINDS]:
         return OwnPooling(
-            unserved=f"its vectors pass through another layer ({other[0]}), which is not supported"
+            unserved=f"its vectors pass through another layer ({unsupported[0]}), which is not "
+            "supported"
         )
-    if not named:
+    if not names:
         return OwnPooling()
-    if len(named) > 1 or named[0] not in _POOLINGS:
+    if len(names) > 1 or names[0] not in _POOLINGS:
         return OwnPooling(
-            unserved=f"its vectors use a pooling that is not supported ({', '.join(named)})"
+            unserved=f"its vectors use a pooling that is not supported ({', '.join(names)})"
         )
-    return OwnPooling(pooling=_POOLINGS[named[0]])
+    return OwnPooling(pooling=_POOLINGS[names[0]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +89,18 @@ def answer_tokens(folder: Path, *, token_id: Callable[[str], int | None]) -> Ans
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """Return the kind and the folder name of each module in modules.json."""
-    listed = _read(folder / "modules.json")
-    if not isinstance(listed, list):
+    modules = _read(folder / "modules.json")
+    if not isinstance(modules, list):
         return []
     return [
         (str(module.get("type", "")).rsplit(".", 1)[-1], Path(str(module.get("path", ""))).name)
-        for module in listed
+        for module in modules
         if isinstance(module, dict)
     ]
 
 
-def _named_poolings(config: Any) -> list[str]:
+def _pooling_names(config: Any) -> list[str]:
+    """The poolings that the config.json of a pooling module turns on, in either of its two forms."""
     if not isinstance(config, dict):
         return []
     if isinstance(mode := config.get("pooling_mode"), str | list):

@@ -1,5 +1,8 @@
 """Reads the text-related files of a model folder, for the front and the worker: the tokenizer, its
 special tokens, and the recommended sampling.
+
+A backend is a tokenizer of the `tokenizers` library. Added tokens are those in addition to the trained
+vocabulary; special tokens are added tokens that are not text, such as the end of a turn.
 """
 
 from __future__ import annotations
@@ -45,19 +48,19 @@ def tokenizer_config(folder: Path) -> dict[str, Any]:
 
 def named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the special tokens (bos_token and others) in tokenizer_config.json."""
-    named: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(content, str) and content:
-            named[name] = content
-    return named
+            texts[name] = content
+    return texts
 
 
 def add_missing_tokens(
     backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
     """Add tokens that are only in tokenizer_config.json. Raises ModelLoadError if an id differs, or
-    if the tokens are not described as they should be.
+    if the tokens are not described as they should be. special_tokens: `named_special_tokens`.
     """
     try:
         _add_missing_tokens(backend, config, special_tokens)
@@ -73,31 +76,31 @@ def _add_missing_tokens(
     """Add the tokens that only tokenizer_config.json has, and make its special tokens special."""
     described = config.get("added_tokens_decoder") or {}
     for token_id, token in sorted((int(key), value) for key, value in described.items()):
-        if backend.token_to_id(token["content"]) is not None:
+        if backend.token_to_id(token["content"]) is not None:  # tokenizer.json has it, too
             continue
         flags = {
             flag: bool(token.get(flag))
             for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")
         }
-        added = AddedToken(token["content"], **flags)
+        added_token = AddedToken(token["content"], **flags)
         if flags["special"]:
-            backend.add_special_tokens([added])
+            backend.add_special_tokens([added_token])
         else:
-            backend.add_tokens([added])
+            backend.add_tokens([added_token])
         if backend.token_to_id(token["content"]) != token_id:
             raise UnusableModel(
                 f"the tokenizer is inconsistent: the id of {token['content']!r} is {token_id} in "
                 f"tokenizer_config.json, and {backend.token_to_id(token['content'])} in "
                 "tokenizer.json"
             )
-    special = {
+    special_texts = {
         token.content for token in backend.get_added_tokens_decoder().values() if token.special
     }
     for name in ("bos_token", "eos_token"):
         content = special_tokens.get(name)
         if (
             content is not None
-            and content not in special
+            and content not in special_texts
             and backend.token_to_id(content) is not None
         ):
             backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
@@ -114,12 +117,12 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
         config,
         text_config if isinstance(text_config, dict) else {},
     ]
-    found: set[int] = set()
+    token_ids: set[int] = set()
     for source in sources:
         value = source.get("eos_token_id")
         values = value if isinstance(value, list) else [value]
-        found.update(token_id for token_id in values if isinstance(token_id, int))
-    return tuple(sorted(found))
+        token_ids.update(token_id for token_id in values if isinstance(token_id, int))
+    return tuple(sorted(token_ids))
 
 
 def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
@@ -127,11 +130,11 @@ def recommended_sampling(config: Mapping[str, Any]) -> dict[str, float]:
 
     `do_sample: false` means temperature 0. A fractional `top_k` is truncated.
     """
-    given = {name: config.get(name) for name in _RECOMMENDED}
-    if isinstance(top_k := given["top_k"], float) and 0 <= top_k < math.inf:
-        given["top_k"] = int(top_k)
-    read = {name: SAMPLING_RANGES[name].accepted(value) for name, value in given.items()}
-    usable = {name: value for name, value in read.items() if value is not None}
+    values = {name: config.get(name) for name in _RECOMMENDED}
+    if isinstance(top_k := values["top_k"], float) and 0 <= top_k < math.inf:
+        values["top_k"] = int(top_k)
+    accepted = {name: SAMPLING_RANGES[name].accepted(value) for name, value in values.items()}
+    usable = {name: value for name, value in accepted.items() if value is not None}
     if config.get("do_sample") is False:
         usable["temperature"] = 0.0
     return usable
@@ -151,6 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _read_backend(path: Path) -> Backend:
+    """Read a tokenizer.json. Raises UnusableModel."""
     try:
         return Backend.from_file(str(path))
     except Exception as error:
@@ -190,11 +194,14 @@ def _convert(folder: Path) -> Backend:
 def end_token_ids(
     backend: Backend, special_tokens: Mapping[str, str], *, named: Iterable[int]
 ) -> tuple[int, ...]:
-    """Return the ids of end tokens: those in `named`, and those of the tokenizer."""
-    eos = special_tokens.get("eos_token")
-    own = None if eos is None else backend.token_to_id(eos)
-    found = {*named, *(() if own is None else (own,))}
-    return tuple(sorted(token_id for token_id in found if 0 <= token_id < vocabulary_size(backend)))
+    """Return the ids of end tokens: those in `named`, which files of the model name, and that of the
+    tokenizer's eos_token. Ids that are not in the vocabulary are left out.
+    """
+    eos_text = special_tokens.get("eos_token")
+    eos_id = None if eos_text is None else backend.token_to_id(eos_text)
+    all_ids = {*named, *(() if eos_id is None else (eos_id,))}
+    size = vocabulary_size(backend)
+    return tuple(sorted(token_id for token_id in all_ids if 0 <= token_id < size))
 
 
 def vocabulary_size(backend: Backend) -> int:

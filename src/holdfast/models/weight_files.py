@@ -1,7 +1,8 @@
 """Checks the weight files of a model before MLX reads them.
 
 MLX reads lazily, and evaluating a truncated file can abort the whole process. So the header of each
-file is first compared with the file's size. Only the headers are read.
+file is first compared with the file's size. Only the headers are read. A shard is one of several files
+with the weights of a model; an index file tells which shard contains which tensor.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _LARGEST_HEADER_BYTES = 256 << 20
 _LFS_POINTER = b"version https://git-lfs"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 _SHARD = re.compile(r".*-(\d+)-of-(\d+)\.safetensors")
+# sizes of the numbers of a tensor, by its dtype
 _ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -43,10 +45,10 @@ def checked_tensors(folder: Path, config: Mapping[str, Any]) -> dict[str, dict[s
     tensors: dict[str, dict[str, Any]] = {}
     for file in weight_files(folder):
         tensors |= read_header(file)
-    beside = {name: folder / name for name in SETTINGS_FILES}
-    found = {name: read_json(file) for name, file in beside.items() if file.is_file()}
+    settings_files = {name: folder / name for name in SETTINGS_FILES}
+    beside = {name: read_json(file) for name, file in settings_files.items() if file.is_file()}
     try:
-        check_weights(config, tensors, found)
+        check_weights(config, tensors, beside)
     except UnusableModel as error:
         raise UnusableModel(f"{folder}: {error}") from None
     return tensors
@@ -62,8 +64,8 @@ def checked_tensor_bytes(folder: Path) -> int:
 
 def tensor_bytes(tensors: Mapping[str, Mapping[str, Any]]) -> int:
     """The total size of tensors, by their entries in the headers of files."""
-    places = (entry["data_offsets"] for entry in tensors.values())
-    return sum(end - begin for begin, end in places)
+    offsets = (entry["data_offsets"] for entry in tensors.values())
+    return sum(end - begin for begin, end in offsets)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -76,16 +78,19 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _check_shards(folder: Path, names: list[str]) -> None:
-    wanted = set()
+    """Raise DamagedModel if a file is missing that the index names, or that the numbers in the files'
+    names announce. names: of the weight files in the folder.
+    """
+    indexed_names = set()
     if (index := folder / _INDEX).exists():
         mapping = read_json(index).get("weight_map")
         if not isinstance(mapping, dict):
             raise DamagedModel(f"{index} has no weight_map; download the file again")
-        wanted = {str(name) for name in mapping.values()}
-    missing = sorted(name for name in wanted if "\0" in name or not (folder / name).exists())
+        indexed_names = {str(name) for name in mapping.values()}
+    missing = sorted(name for name in indexed_names if "\0" in name or not (folder / name).exists())
     if missing:
         raise DamagedModel(
-            f"{folder} lacks {len(missing)} of {len(wanted)} weight files: {_some(missing)}; "
+            f"{folder} lacks {len(missing)} of {len(indexed_names)} weight files: {_first_names(missing)}; "
             "download the model again"
         )
     shards = [match for name in names if (match := _SHARD.fullmatch(name))]
@@ -96,11 +101,12 @@ def _check_shards(folder: Path, names: list[str]) -> None:
 
 
 def _no_weights(folder: Path) -> UnusableModel:
-    others = sorted(name for name in os.listdir(folder) if name.endswith(_OTHER_WEIGHTS))
-    if not others:
+    """The error for a folder without weight files; names those in other formats."""
+    other_names = sorted(name for name in os.listdir(folder) if name.endswith(_OTHER_WEIGHTS))
+    if not other_names:
         return DamagedModel(f"{folder} has no weights ({WEIGHT_FILES}); download the model again")
     return UnusableModel(
-        f"{folder} has no {WEIGHT_FILES}, only {_some(others)}; convert the model first: "
+        f"{folder} has no {WEIGHT_FILES}, only {_first_names(other_names)}; convert the model first: "
         f"mlx_lm.convert --hf-path {folder} --mlx-path NEW_FOLDER"
     )
 
@@ -114,7 +120,7 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
     """
     try:
         with opened(file) as content:
-            size = os.fstat(content.fileno()).st_size
+            file_bytes = os.fstat(content.fileno()).st_size
             start = content.read(len(_LFS_POINTER))
             if start == _LFS_POINTER:
                 raise DamagedModel(
@@ -122,30 +128,32 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
                     "folder, or download the file again"
                 )
             header_bytes = struct.unpack("<Q", start[:8])[0] if len(start) >= 8 else 0
-            if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, size - 8):
+            if not 2 <= header_bytes <= min(_LARGEST_HEADER_BYTES, file_bytes - 8):
                 raise DamagedModel(
-                    f"{file} ({size:,} bytes) is damaged or cut short, because its header does "
-                    f"not fit into the file{_what_it_is(start)}; download the file again"
+                    f"{file} ({file_bytes:,} bytes) is damaged or cut short, because its header does "
+                    f"not fit into the file{_web_page_note(start)}; download the file again"
                 )
             content.seek(8)
             header: dict[str, dict[str, Any]] = json.loads(content.read(header_bytes))
         header.pop("__metadata__", None)
         _check_entries(header)
-        expected = _end_of_tensors(header)
+        tensors_end = _end_of_tensors(header)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise DamagedModel(
             f"{file} is damaged: its header is not that of a safetensors file; download the file "
             "again"
         ) from error
-    if 8 + header_bytes + expected != size:
+    expected_bytes = 8 + header_bytes + tensors_end
+    if expected_bytes != file_bytes:
         raise DamagedModel(
-            f"{file} is damaged or cut short: {8 + header_bytes + expected:,} bytes expected, "
-            f"{size:,} found; download the file again"
+            f"{file} is damaged or cut short: {expected_bytes:,} bytes expected, "
+            f"{file_bytes:,} found; download the file again"
         )
     return header
 
 
-def _what_it_is(start: bytes) -> str:
+def _web_page_note(start: bytes) -> str:
+    """A note for a message if a file begins like an HTML page, as a failed download does; else empty."""
     return " (it is a web page)" if start.lstrip()[:1] == b"<" else ""
 
 
@@ -154,8 +162,8 @@ def _check_entries(header: Mapping[str, Any]) -> None:
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         counts = [*entry["shape"], begin, end]
-        is_valid = all(type(count) is int and count >= 0 for count in counts)
-        if not is_valid or begin > end or not isinstance(entry["dtype"], str):
+        are_counts = all(type(count) is int and count >= 0 for count in counts)
+        if not are_counts or begin > end or not isinstance(entry["dtype"], str):
             raise ValueError(name)
         item_bytes = _ITEM_BYTES.get(entry["dtype"])
         if item_bytes is not None and prod(entry["shape"]) * item_bytes != end - begin:
@@ -167,6 +175,7 @@ def _end_of_tensors(header: Mapping[str, Any]) -> int:
     return max((entry["data_offsets"][1] for entry in header.values()), default=0)
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
+    """The first three names, and how many more there are, for a message."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -2,8 +2,10 @@
 
 `Block` identifies a run of tokens, or a model state after such a run. The prefix tree, the RAM tier
 and the disk all use it. Its key is a hash of the block and of everything before it, so equal keys
-mean equal chains. `Block` does not say where the keys and values are: in live state, in RAM, or in
-the store.
+mean equal chains (sequences of blocks, each the parent of the next; the parent of the first one is a
+root). `Block` does not say where the keys and values are: in live state, in RAM, or in the store.
+
+The form of keys and values is "native", or says how they are quantized.
 
 The file of a block is a preamble, a header and the payload. Checksums cover every byte.
 
@@ -54,9 +56,11 @@ ALIGNMENT = 64
 MOST_HEADER_BYTES = 16 << 20
 
 # personalization of blake2b, so that a root's key never equals a block's key
-_ROOT = b"holdfast root 1"
-_CHILD = b"holdfast child 1"
-_CHILD_HEAD = struct.Struct("<32sQB")
+_ROOT_PERSON = b"holdfast root 1"
+_CHILD_PERSON = b"holdfast child 1"
+_CHILD_HEAD = struct.Struct(
+    "<32sQB"
+)  # what is hashed first: the parent's key, its tokens, the kind
 
 _MAGIC = b"HOLDFST\n"
 _PREAMBLE = struct.Struct("<8sIIQ16s8x")
@@ -110,6 +114,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     packed_tokens: bytes
 
     def __post_init__(self) -> None:
+        """Raise ValueError if the fields contradict each other, as those of a damaged file may."""
         if len(self.key) != KEY_BYTES or len(self.parent_key) != KEY_BYTES:
             raise ValueError(f"keys have {KEY_BYTES} bytes")
         follows_root = self.parent_tokens == 0
@@ -182,9 +187,9 @@ def root_key(fingerprint: str, tenant: str = "", form: str = "native") -> BlockK
     Chains in different forms are separate, because the keys and values that later layers compute
     depend on whether attention saw quantized ones in earlier layers.
     """
-    named = (fingerprint if form == "native" else f"{fingerprint}, KV {form}").encode()
-    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT)
-    digest.update(struct.pack("<Q", len(named)) + named + tenant.encode())
+    model_and_form = (fingerprint if form == "native" else f"{fingerprint}, KV {form}").encode()
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=_ROOT_PERSON)
+    digest.update(struct.pack("<Q", len(model_and_form)) + model_and_form + tenant.encode())
     return digest.digest()
 
 
@@ -203,7 +208,7 @@ def child_key(
     digest = hashlib.blake2b(
         _CHILD_HEAD.pack(parent, parent_tokens, KINDS.index(kind)),
         digest_size=KEY_BYTES,
-        person=_CHILD,
+        person=_CHILD_PERSON,
     )
     digest.update(packed_tokens)
     return digest.digest()
@@ -240,17 +245,20 @@ _HEADER_FIELDS = 9
 
 
 def _aligned(size: int) -> int:
+    """The next multiple of ALIGNMENT, in bytes."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _checksum(seed: BlockKey, buffers: tuple[Part, ...]) -> bytes:
-    digest = xxhash.xxh3_128(seed=int.from_bytes(seed[:8], "little"))
+def _checksum(key: BlockKey, buffers: tuple[Part, ...]) -> bytes:
+    """The checksum of buffers, one after the other, seeded with the block's key."""
+    digest = xxhash.xxh3_128(seed=int.from_bytes(key[:8], "little"))
     for buffer in buffers:
         digest.update(buffer)
     return digest.digest()
 
 
 def _padded(parts: tuple[Part, ...]) -> Iterator[Part]:
+    """The bytes of each part, followed by zeros up to a multiple of ALIGNMENT."""
     for part in parts:
         flat = memoryview(part).cast("B")
         yield flat
@@ -267,8 +275,9 @@ def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
     sizes = tuple(memoryview(part).nbytes for part in stored.parts)
     block_fields = msgspec.structs.astuple(stored.block)
     header = msgspec.msgpack.encode((*block_fields, fingerprint, sizes, stored.form))
-    payload_sum = _checksum(stored.key, payload)
-    preamble = _PREAMBLE.pack(_MAGIC, FORMAT, len(header), sum(map(len, payload)), payload_sum)
+    payload_checksum = _checksum(stored.key, payload)
+    payload_bytes = sum(map(len, payload))
+    preamble = _PREAMBLE.pack(_MAGIC, FORMAT, len(header), payload_bytes, payload_checksum)
     padded_header = header + bytes(-len(header) % ALIGNMENT)
     head = preamble + _checksum(stored.key, (preamble, padded_header)) + padded_header
     return (head, *payload)
@@ -276,18 +285,19 @@ def encode_block(stored: StoredBlock, *, fingerprint: str) -> tuple[Part, ...]:
 
 def write_buffers(file: int, buffers: tuple[Part, ...]) -> None:
     """Write all buffers to a file descriptor without joining them. Raises OSError."""
-    waiting = [piece for buffer in buffers for piece in _pieces(memoryview(buffer))]
-    first = 0
-    while first < len(waiting):
-        written = os.writev(file, waiting[first : first + _MOST_BUFFERS])
-        while first < len(waiting) and written >= waiting[first].nbytes:
-            written -= waiting[first].nbytes
-            first += 1
+    pieces = [piece for buffer in buffers for piece in _pieces(memoryview(buffer))]
+    next_piece = 0  # number of the first piece that is not written completely
+    while next_piece < len(pieces):
+        written = os.writev(file, pieces[next_piece : next_piece + _MOST_BUFFERS])
+        while next_piece < len(pieces) and written >= pieces[next_piece].nbytes:
+            written -= pieces[next_piece].nbytes
+            next_piece += 1
         if written:
-            waiting[first] = waiting[first][written:]
+            pieces[next_piece] = pieces[next_piece][written:]
 
 
 def _pieces(buffer: memoryview) -> Iterator[memoryview]:
+    """Views of a buffer that are small enough for one call of the system."""
     for start in range(0, buffer.nbytes, _MOST_PIECE_BYTES):
         yield buffer[start : start + _MOST_PIECE_BYTES]
 
@@ -317,6 +327,7 @@ def decode_block(content: bytes, key: BlockKey, *, model: str) -> StoredBlock:
 def _verified_block(
     buffer: memoryview, key: BlockKey, preamble: bytes, *, model: str
 ) -> StoredBlock:
+    """Verify a whole file in memory, whose preamble was checked. Raises BadBlock."""
     block, fingerprint, part_bytes, form = _verified_header(buffer, key, preamble)
     if fingerprint_id(fingerprint) != model:
         raise BadBlock(key, "belongs to another model")
@@ -366,6 +377,7 @@ def _opened(path: Path, key: BlockKey) -> Iterator[int]:
 
 
 def _read_preamble(file: int, key: BlockKey) -> bytes:
+    """The first bytes of a file, up to the checksum of the header. Raises ReadFailed."""
     head = os.pread(file, ALIGNMENT, 0)
     file_bytes = os.fstat(file).st_size
     if len(head) < min(ALIGNMENT, file_bytes):
@@ -374,6 +386,9 @@ def _read_preamble(file: int, key: BlockKey) -> bytes:
 
 
 def _checked_preamble(head: bytes, key: BlockKey, *, file_bytes: int) -> bytes:
+    """The preamble in the first bytes of a file, if it is one and agrees with the file's size. Raises
+    BadBlock.
+    """
     if len(head) < ALIGNMENT:
         raise BadBlock(key, f"truncated to {file_bytes} bytes")
     preamble = head[: _PREAMBLE.size]
@@ -382,23 +397,25 @@ def _checked_preamble(head: bytes, key: BlockKey, *, file_bytes: int) -> bytes:
         raise BadBlock(key, "not a block file")
     if version != FORMAT:
         raise BadBlock(key, f"format {version}")
-    claimed = _payload_start(preamble) + payload_bytes
-    if header_bytes > MOST_HEADER_BYTES or claimed != file_bytes:
-        raise BadBlock(key, f"{file_bytes} bytes long, the header says {claimed}")
+    claimed_bytes = _payload_start(preamble) + payload_bytes
+    if header_bytes > MOST_HEADER_BYTES or claimed_bytes != file_bytes:
+        raise BadBlock(key, f"{file_bytes} bytes long, the header says {claimed_bytes}")
     return preamble
 
 
 def _payload_start(preamble: bytes) -> int:
+    """Where the payload begins in the file: after the header and its padding."""
     return _aligned(ALIGNMENT + int(_PREAMBLE.unpack(preamble)[2]))
 
 
 def _fill(file: int, buffer: memoryview, key: BlockKey) -> None:
-    done = 0
-    while done < buffer.nbytes:
-        got = os.readv(file, [buffer[done : done + _MOST_PIECE_BYTES]])
-        if not got:
-            raise BadBlock(key, f"ends after {done} bytes")
-        done += got
+    """Read a file from the start until the buffer is full. Raises BadBlock if the file is shorter."""
+    done_bytes = 0
+    while done_bytes < buffer.nbytes:
+        read_bytes = os.readv(file, [buffer[done_bytes : done_bytes + _MOST_PIECE_BYTES]])
+        if not read_bytes:
+            raise BadBlock(key, f"ends after {done_bytes} bytes")
+        done_bytes += read_bytes
 
 
 def _verified_header(
@@ -407,20 +424,22 @@ def _verified_header(
     """Return the block, the fingerprint, the sizes of the parts and the form if the checksum is
     right.
 
-    `preamble` was read first; the file may have changed since then.
+    head: the file up to the payload, or further. `preamble` was read first; the file may have changed
+    since then.
     """
-    fixed = _PREAMBLE.size
-    covered = (head[:fixed], head[fixed + _SUM_BYTES : _payload_start(preamble)])
-    if _checksum(key, covered) != bytes(head[fixed : fixed + _SUM_BYTES]):
+    preamble_bytes = _PREAMBLE.size
+    header_start = preamble_bytes + _SUM_BYTES
+    covered = (head[:preamble_bytes], head[header_start : _payload_start(preamble)])
+    if _checksum(key, covered) != bytes(head[preamble_bytes:header_start]):
         raise BadBlock(key, "wrong header checksum")
-    if head[:fixed] != preamble:
+    if head[:preamble_bytes] != preamble:
         raise BadBlock(key, "changed while it was read")
     _, _, header_bytes, payload_bytes, _ = _PREAMBLE.unpack(preamble)
     try:
         fields = msgspec.msgpack.decode(head[ALIGNMENT : ALIGNMENT + header_bytes], type=list[Any])
         fields = [*fields, None][:_HEADER_FIELDS]  # a later version may write further fields
-        *own, fingerprint, sizes, form = msgspec.convert(fields, _Header)
-        block = Block(**dict(zip(Block.__struct_fields__, own, strict=True)))
+        *block_fields, fingerprint, sizes, form = msgspec.convert(fields, _Header)
+        block = Block(**dict(zip(Block.__struct_fields__, block_fields, strict=True)))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadBlock(key, f"header: {error}") from error
     if block.key != key:
@@ -431,6 +450,7 @@ def _verified_header(
 
 
 def _parts_of(payload: memoryview, part_bytes: tuple[int, ...]) -> Iterator[Part]:
+    """The parts of these sizes, without the padding after each."""
     start = 0
     for size in part_bytes:
         yield payload[start : start + size]

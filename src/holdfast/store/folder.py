@@ -12,6 +12,9 @@
     responses/                  stored responses and conversations, see responses.py
     images/                     images of prompts, written by the front
 
+A name is durable if a power cut cannot undo it: the folder that contains it was synced. A process
+claims a folder of its own in `incoming`; when it has died, another process salvages its files.
+
 Nothing outside the folder is touched: only this module builds paths, links are not followed, and
 only files whose names have one of these forms are removed.
 """
@@ -122,14 +125,15 @@ class StoreFolder:
         """names: the names under which models are served, by fingerprint."""
         self.path = expanded(path)
         self._names = names or {}
-        self._claim: int | None = None  # open, locked file: this process uses its incoming folder
+        # descriptor of the locked file that shows others that this process uses its incoming folder
+        self._claim: int | None = None
         # this process's folder for unfinished files; None: not claimed
         self._incoming: Path | None = None
         # of the parent folder, to notice an unmounted volume
         self._parent_device: int | None = None
         self._holds_lock = False  # this process holds the lock of `exclusive`
         self._unsynced_ancestors: set[Path] = set()  # folders with new names, above the store's
-        self._synced: set[Path] = set()  # models' folders whose names are durable
+        self._durable_folders: set[Path] = set()  # folders of models whose names are durable
 
     @property
     def index_folder(self) -> Path:
@@ -180,13 +184,13 @@ class StoreFolder:
             name not in (*_OUR_FOLDERS, "lock") and not name.startswith(MARKER) for name in names
         ):
             return False
-        inner = [
+        model_folders = [
             child.name
             for name in _OUR_FOLDERS[:1]
             if name in names
             for child in os.scandir(self.path / name)
         ]
-        return all(_MODEL_NAME.fullmatch(name) for name in inner)
+        return all(_MODEL_NAME.fullmatch(name) for name in model_folders)
 
     @property
     def exists(self) -> bool:
@@ -202,16 +206,16 @@ class StoreFolder:
         for name in _OUR_FOLDERS:
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
         if not self.exists:
-            fresh = self.path / f"{MARKER}.{secrets.token_hex(4)}"
-            fresh.touch(mode=0o600)
-            fresh.write_text(
+            new_file = self.path / f"{MARKER}.{secrets.token_hex(4)}"
+            new_file.touch(mode=0o600)
+            new_file.write_text(
                 "The prefix cache of Holdfast. Safe to delete as a whole.\n",
                 encoding="utf-8",
             )
-            fresh.replace(self.path / MARKER)
+            new_file.replace(self.path / MARKER)
             _exclude_from_backups(self.path)
         elif (self.path / _EARLIER_MARKER).is_file():
-            self._begin_anew()
+            self._delete_earlier_format()
         # A block is durable only if the folders around it are, and the process that created them may
         # have died before it could sync them.
         sync_folder(self.path)
@@ -219,7 +223,7 @@ class StoreFolder:
             _sync_ancestor(folder)
             self._unsynced_ancestors.remove(folder)
 
-    def _begin_anew(self) -> None:
+    def _delete_earlier_format(self) -> None:
         """Delete the blocks and sessions of an earlier version, which this version cannot read."""
         with self.exclusive():
             if not (self.path / _EARLIER_MARKER).is_file():  # another process has already done it
@@ -231,8 +235,8 @@ class StoreFolder:
         _LOG.warning("deleted the cache of an earlier version from the store: %s", self.path)
 
     def _make_root(self) -> None:
-        """Make the store's folder, also if it was deleted since; but if the volume was unmounted
-        since, do not make it on the volume below.
+        """Make the store's folder, also if it was deleted while this process runs. If its volume was
+        unmounted meanwhile, raise OSError instead of making it below the mount point.
         """
         parent = self.path.parent
         self._unsynced_ancestors.add(parent)
@@ -280,9 +284,9 @@ class StoreFolder:
         if self._incoming is not None and not self._incoming.is_dir():
             self.release()
         if self._incoming is None:
-            mine = claim(self.path / "incoming", prefix=f"{os.getpid()}-")
-            self._incoming = mine.folder
-            self._claim = mine.file
+            claimed = claim(self.path / "incoming", prefix=f"{os.getpid()}-")
+            self._incoming = claimed.folder
+            self._claim = claimed.file
         return self._incoming
 
     def release(self) -> None:
@@ -326,10 +330,10 @@ class StoreFolder:
                     name = entry.name.removesuffix(BLOCK_SUFFIX)
                     if not _KEY_NAME.fullmatch(name) or not entry.name.endswith(BLOCK_SUFFIX):
                         continue
-                    found = _status(entry)
-                    if found is not None and stat.S_ISREG(found.st_mode):
+                    status = _status(entry)
+                    if status is not None and stat.S_ISREG(status.st_mode):
                         yield BlockFile(
-                            bytes.fromhex(name), model_name, root, found.st_size, found.st_mtime
+                            bytes.fromhex(name), model_name, root, status.st_size, status.st_mtime
                         )
 
     def sync_names(self) -> None:
@@ -346,10 +350,10 @@ class StoreFolder:
         self.make_durably(folder)
         name = self._names.get(fingerprint, "")[:_LONGEST_NAME]
         if name and self.served_as(folder.name) != name:
-            fresh = folder / f"{_NAME_FILE}.{secrets.token_hex(4)}"
-            fresh.touch(mode=0o600)
-            fresh.write_text(name, encoding="utf-8")
-            fresh.replace(folder / _NAME_FILE)
+            new_file = folder / f"{_NAME_FILE}.{secrets.token_hex(4)}"
+            new_file.touch(mode=0o600)
+            new_file.write_text(name, encoding="utf-8")
+            new_file.replace(folder / _NAME_FILE)
         return folder
 
     def make_durably(self, folder: Path) -> None:
@@ -358,11 +362,11 @@ class StoreFolder:
         Another process may have created it and died before it could sync its name.
         """
         if not folder.is_dir():
-            self._synced.discard(folder)
+            self._durable_folders.discard(folder)
             folder.mkdir(mode=0o700, exist_ok=True)
-        if folder not in self._synced:
+        if folder not in self._durable_folders:
             sync_folder(folder.parent)
-            self._synced.add(folder)
+            self._durable_folders.add(folder)
 
     def served_as(self, model: str) -> str:
         """The name that a model (short name of its fingerprint) was last served as; empty if
@@ -372,10 +376,10 @@ class StoreFolder:
             with open(
                 self.path / "blocks" / model / _NAME_FILE, encoding="utf-8", errors="replace"
             ) as file:
-                noted = file.read(_LONGEST_NAME)
+                name = file.read(_LONGEST_NAME)
         except OSError:
             return ""
-        return "".join(character for character in noted if character.isprintable())
+        return "".join(character for character in name if character.isprintable())
 
     def remove_name(self, model: str) -> None:
         """Remove the note of a model's name."""
@@ -435,7 +439,9 @@ def sync_by_name(path: Path, *, flags: int, sync: Callable[[int], None]) -> None
 
 
 def _sync_ancestor(path: Path) -> None:
-    """Sync a folder outside the store. It may be one that may only be searched, or read-only."""
+    """Sync a folder outside the store. One that this process may not read or that is on a read-only
+    volume cannot be synced; that is no error.
+    """
     try:
         sync_folder(path)
     except OSError as error:
@@ -456,6 +462,7 @@ def _exclude_from_backups(path: Path) -> None:
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """The status of a file or link; None if it is gone."""
     try:
         return entry.stat(follow_symlinks=False)
     except FileNotFoundError:  # another process has evicted it since it was listed
@@ -463,14 +470,15 @@ def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
 
 
 def _plain_folders(root: Path) -> list[Path]:
+    """The folders in a folder, without links to folders."""
     with os.scandir(root) as entries:
         return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 class ReadRecords(NamedTuple):
-    """The records of one model, by name."""
+    """The records of one model."""
 
-    found: Mapping[str, bytes]
+    found: Mapping[str, bytes]  # content by name
     unread: frozenset[str]  # names of records that cannot be read at the moment
 
 
@@ -491,7 +499,7 @@ class Records:
         path = self._path(name)
         self._store.make_durably(self._folder)
         with atomic_write(path) as file:
-            file.write(data + self._sum(name, data))
+            file.write(data + self._checksum(name, data))
             file.flush()
             sync_to_drive(file.fileno())
         sync_folder(self._folder)
@@ -502,7 +510,7 @@ class Records:
 
     def all(self) -> ReadRecords:
         """Return all undamaged records. Damaged ones are deleted, with a warning."""
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         unread: set[str] = set()
         for path in record_files(self._folder):
             try:
@@ -515,18 +523,19 @@ class Records:
                 continue
             data = content[:-_SUM_BYTES]
             name = path.stem
-            if content[-_SUM_BYTES:] == self._sum(name, data):
-                found[name] = data
+            if content[-_SUM_BYTES:] == self._checksum(name, data):
+                contents[name] = data
             else:
                 _LOG.warning("a session's record is damaged and was deleted: %s", path)
                 path.unlink(missing_ok=True)
-        return ReadRecords(found, frozenset(unread))
+        return ReadRecords(contents, frozenset(unread))
 
     def _path(self, name: str) -> Path:
         check_name(name)
         return self._folder / f"{name}{RECORD_SUFFIX}"
 
-    def _sum(self, name: str, data: bytes) -> bytes:
+    def _checksum(self, name: str, data: bytes) -> bytes:
+        """Covers model and name, so that a file under another name counts as damaged."""
         return xxhash.xxh3_128_digest(f"{self._model}/{name}/".encode() + data)
 
 

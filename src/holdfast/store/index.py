@@ -4,8 +4,11 @@ SQLite, one thread per object.
 
 The index saves reading every header at the start, and contains what the files cannot: last uses and
 pins. The files are the truth: an index that is lost, damaged or in an older format is rebuilt from
-them. Every row has a checksum over its immutable columns, because SQLite has none, and a row with
-the wrong tokens would return the wrong block.
+them. Every row has a checksum over its immutable columns (the seal), because SQLite has none, and a
+row with the wrong tokens would return the wrong block.
+
+A pin protects a block from eviction for a holder, such as a session, until it expires. A lost block has
+no file any more. If stored blocks follow it, its row remains, with 0 as the size of its file.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from holdfast.store.folder import BlockFile, StoreFolder
 # Python decodes SQLite's texts and messages, and those of a damaged file may not be UTF-8. Damage
 # that our own checks find is a DatabaseError without a code.
 DAMAGE_SIGNS = (sqlite3.Error, UnicodeDecodeError)
-_RETRY_SECONDS = 0.01
+_LONGEST_RETRY_SECONDS = 0.01  # the time to the next try is random, up to this
 INDEX_FORMAT = 2
 BUSY_SECONDS = 5.0
 
@@ -119,16 +122,16 @@ def use_write_ahead_log(database: sqlite3.Connection, *, busy_seconds: float) ->
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
-        time.sleep(_RETRY_SECONDS * random.random())
+        time.sleep(_LONGEST_RETRY_SECONDS * random.random())
 
 
 def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> int:
-    """Create the tables unless the file has tables already.
+    """Create the tables, marked with `version`, unless the file has tables already.
 
-    Returns their version. Raises sqlite3.Error.
+    Returns the version of the tables in the file. Raises sqlite3.Error.
     """
-    found = _version_of(database)
-    if found == 0:
+    file_version = _version_of(database)
+    if file_version == 0:
         try:
             database.executescript(
                 f"BEGIN IMMEDIATE; {schema} PRAGMA user_version = {version}; COMMIT;"
@@ -139,8 +142,8 @@ def make_tables(database: sqlite3.Connection, schema: str, *, version: int) -> i
                 database.execute("ROLLBACK")
             if _version_of(database) == 0:
                 raise
-        found = _version_of(database)
-    return found
+        file_version = _version_of(database)
+    return file_version
 
 
 def clear_tables(path: Path, *tables: str, busy_seconds: float) -> None:
@@ -163,11 +166,13 @@ def clear_tables(path: Path, *tables: str, busy_seconds: float) -> None:
 
 
 def _version_of(database: sqlite3.Connection) -> int:
+    """The version that `make_tables` has written to the file; 0 if it has no tables."""
     (version,) = database.execute("PRAGMA user_version").fetchone()
     return int(version)
 
 
 def _seal(columns: tuple[object, ...]) -> int:
+    """The checksum of a row's immutable columns, which are all before the column `seal`."""
     # SQLite's integers are signed
     return xxhash.xxh3_64_intdigest(msgspec.msgpack.encode(columns)) - 2**63
 
@@ -188,6 +193,9 @@ class BlockIndex:
             raise
 
     def _prepare(self) -> None:
+        """Create the tables if necessary, and check the file. Raises sqlite3.DatabaseError if it is
+        damaged or in another format.
+        """
         use_write_ahead_log(self._database, busy_seconds=BUSY_SECONDS)
         # a killed process loses nothing; after a power cut, the index is repaired from the block
         # files
@@ -195,7 +203,8 @@ class BlockIndex:
         self._database.execute("PRAGMA journal_size_limit = 4194304")
         if (version := make_tables(self._database, _SCHEMA, version=INDEX_FORMAT)) != INDEX_FORMAT:
             raise sqlite3.DatabaseError(f"it has format {version}, not {INDEX_FORMAT}")
-        # Earlier versions did not create it. Without it, as on a full disk, losses take longer.
+        # Earlier versions did not create this index. Without it, `mark_lost` takes longer, so a disk
+        # that is too full for it is no error.
         with contextlib.suppress(sqlite3.OperationalError):
             self._database.execute("CREATE INDEX IF NOT EXISTS blocks_by_parent ON blocks (parent)")
         (verdict,) = self._database.execute("PRAGMA integrity_check(1)").fetchone()
@@ -204,6 +213,7 @@ class BlockIndex:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
+        """A transaction that locks out other writers; rolled back if the block raises."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -244,10 +254,10 @@ class BlockIndex:
 
     def remove(self, keys: Iterable[BlockKey]) -> None:
         """Remove blocks and their pins."""
-        gone = [(key,) for key in keys]
+        key_rows = [(key,) for key in keys]
         with self._writing():
-            self._database.executemany("DELETE FROM blocks WHERE key = ?", gone)
-            self._database.executemany("DELETE FROM pins WHERE key = ?", gone)
+            self._database.executemany("DELETE FROM blocks WHERE key = ?", key_rows)
+            self._database.executemany("DELETE FROM pins WHERE key = ?", key_rows)
 
     def remove_rows(self, keys: Iterable[BlockKey]) -> None:
         """Remove the rows of blocks, but not their pins: `reconcile` may add the rows again."""
@@ -259,31 +269,31 @@ class BlockIndex:
         Their rows are removed, unless stored blocks follow them: those become usable again once the
         lost block is stored again, and only its row says which tokens it had. Pins are kept.
         """
-        lost = set(keys)
-        if not lost:
+        lost_keys = set(keys)
+        if not lost_keys:
             return
         with self._writing():
-            found = [
+            lost_rows = [
                 row
-                for key in lost
+                for key in lost_keys
                 for row in self._database.execute("SELECT * FROM blocks WHERE key = ?", (key,))
             ]
             # children first, so that a row is there if and only if it is needed
-            for row in sorted(found, key=lambda row: (row[_START], row[_KIND]), reverse=True):
+            for row in sorted(lost_rows, key=lambda row: (row[_START], row[_KIND]), reverse=True):
                 self._database.execute("DELETE FROM blocks WHERE key = ?", row[:1])
                 if self._database.execute(_STORED_AFTER, row[:1]).fetchone() is not None:
-                    sealed = (*row[: _SEALED_COLUMNS - 1], 0)
-                    self._database.execute(_ADD, (*sealed, _seal(sealed), row[-1]))
+                    sealed_columns = (*row[: _SEALED_COLUMNS - 1], 0)  # no bytes in a file
+                    self._database.execute(_ADD, (*sealed_columns, _seal(sealed_columns), row[-1]))
 
-    def touch(self, used: Mapping[BlockKey, float]) -> None:
-        """Record when blocks were used. Never moves a time backwards."""
+    def touch(self, use_times: Mapping[BlockKey, float]) -> None:
+        """Record when blocks were used, in seconds since the epoch. Never moves a time backwards."""
         self._write(
             "UPDATE blocks SET last_used = max(last_used, ?) WHERE key = ?",
-            [(at, key) for key, at in used.items()],
+            [(use_time, key) for key, use_time in use_times.items()],
         )
 
     def pin(self, keys: Iterable[BlockKey], *, holder: str, until: float) -> None:
-        """Protect blocks from eviction for `holder`, up to the time `until`.
+        """Protect blocks from eviction for `holder`, up to the time `until` in seconds since the epoch.
 
         The blocks need not be stored yet.
         """
@@ -309,21 +319,22 @@ class BlockIndex:
     def entries(self, now: float, *, model: str | None = None) -> list[Entry]:
         """Return the blocks of one model (short name) or of all models, parents first.
 
-        Raises DatabaseError if a checksum is wrong.
+        now: in seconds since the epoch; pins that have expired by then do not count. Raises
+        DatabaseError if a checksum is wrong.
         """
-        pinned = {
+        pinned_keys = {
             key for (key,) in self._database.execute("SELECT key FROM pins WHERE until > ?", (now,))
         }
         where, values = ("", ()) if model is None else ("WHERE model = ?", (model,))
-        found = self._database.execute(f"SELECT * FROM blocks {where}", values).fetchall()
-        for row in found:
+        rows = self._database.execute(f"SELECT * FROM blocks {where}", values).fetchall()
+        for row in rows:
             if row[_SEALED_COLUMNS] != _seal(row[:_SEALED_COLUMNS]) or not isinstance(
                 row[-1], float
             ):
                 raise sqlite3.DatabaseError("a row has a wrong checksum")
         entries: list[Entry] = []
-        for row in found:
-            key, parent, parent_tokens, kind, start, packed, of_model, file_bytes, _, used = row
+        for row in rows:
+            key, parent, parent_tokens, kind, start, packed, row_model, file_bytes, _, used = row
             block = Block(
                 key=key,
                 parent_key=parent,
@@ -335,10 +346,10 @@ class BlockIndex:
             entries.append(
                 Entry(
                     block=block,
-                    model=of_model,
+                    model=row_model,
                     file_bytes=file_bytes,
                     last_used=used,
-                    pinned=key in pinned,
+                    pinned=key in pinned_keys,
                 )
             )
         return sorted(entries, key=by_place)
@@ -366,10 +377,11 @@ class BlockIndex:
         return self._total("bytes")
 
     def _total(self, column: str) -> int:
-        found = self._database.execute(f"SELECT {column} FROM totals").fetchone()
-        if found is None or not isinstance(found[0], int):
+        """A column of `totals`, which triggers keep up to date."""
+        row = self._database.execute(f"SELECT {column} FROM totals").fetchone()
+        if row is None or not isinstance(row[0], int):
             raise sqlite3.DatabaseError("no totals")
-        return found[0]
+        return row[0]
 
     def recount(self) -> None:
         """Recompute the number of blocks and their total size."""
@@ -380,15 +392,15 @@ class BlockIndex:
         )
 
     def count_written(self, file_bytes: int, *, day: str) -> None:
-        """Add to the bytes that were written on a day."""
+        """Add to the bytes that were written on a day (UTC, as YYYY-MM-DD)."""
         self._write(_COUNT_WRITTEN, [(day, file_bytes)])
 
     def written_bytes(self, day: str) -> int:
         """The bytes that all processes together wrote on a day."""
-        found = self._database.execute(
+        row = self._database.execute(
             "SELECT bytes FROM written WHERE day = ? AND typeof(bytes) = 'integer'", (day,)
         ).fetchone()
-        return 0 if found is None else int(found[0])
+        return 0 if row is None else int(row[0])
 
     def check_invariants(self) -> None:
         """Assert that totals and checksums agree with the rows. May also raise DatabaseError."""
@@ -398,8 +410,9 @@ class BlockIndex:
             assert self.stored_bytes() == sum(entry.file_bytes for entry in entries)
 
 
-_SUFFIX = f"-{INDEX_FORMAT}.sqlite"
+_SUFFIX = f"-{INDEX_FORMAT}.sqlite"  # of the names of index files
 
+# lost blocks with their damaged files; None: the file is missing
 LostBlocks: TypeAlias = dict[BlockKey, BlockFile | None]
 Result = TypeVar("Result")
 
@@ -411,8 +424,8 @@ class IndexSupervisor:
         self._folder = folder
         self._index: BlockIndex | None = None
         self._path = _IN_MEMORY  # path of the index that was opened last
-        self._file: tuple[int, int] | None = None  # device and inode of the open index
-        # blocks found missing or damaged when the index was opened; the owner handles them
+        self._file_identity: tuple[int, int] | None = None  # device and inode of the open index
+        # blocks found missing or damaged when the index was opened; `StoreMaintenance` takes them out
         self.lost_blocks: LostBlocks = {}
 
     def use(self, work: Callable[[BlockIndex], Result]) -> Result:
@@ -451,14 +464,14 @@ class IndexSupervisor:
         if self._index is not None:
             with contextlib.suppress(*DAMAGE_SIGNS):
                 self._index.close()
-        self._index = self._file = None
+        self._index = self._file_identity = None
 
     def _current(self) -> BlockIndex:
         """The open index. Opens it first if necessary, also if another process has replaced its
         file, and makes it agree with the folder.
         """
         if self._index is not None and (
-            self._path == _IN_MEMORY or _identity(self._path) == self._file
+            self._path == _IN_MEMORY or _file_identity(self._path) == self._file_identity
         ):
             return self._index
         if self._index is not None:
@@ -475,7 +488,7 @@ class IndexSupervisor:
                 remove_index(path)
             self._index = BlockIndex(self._path)
             try:
-                self._file = _identity(self._path)
+                self._file_identity = _file_identity(self._path)
                 self.lost_blocks |= reconcile(self._index, self._folder)
             except BaseException:
                 self.close()  # the index may not agree with the files yet
@@ -486,48 +499,48 @@ class IndexSupervisor:
 def reconcile(index: BlockIndex, folder: StoreFolder) -> LostBlocks:
     """Make the index agree with the folder: add rows for unknown files, remove rows without a file.
 
-    Reads only the headers of unknown files. A file that cannot be read at the moment is left alone.
-    Returns the missing and damaged blocks; the damaged ones with their files. Raises OSError,
-    sqlite3.Error.
+    Reads only the headers of files that have no row, or one with another model or size. A file that
+    cannot be read at the moment is left alone. Returns the missing and damaged blocks; the damaged
+    ones with their files. Raises OSError, sqlite3.Error.
     """
-    unseen = index.places()
-    lost: list[BlockKey] = []
-    wrong: list[BlockKey] = []
-    fresh: dict[BlockKey, Entry] = {}
+    rows_without_file = index.places()  # so far: each file removes its row
+    lost_keys: list[BlockKey] = []
+    wrong_rows: list[BlockKey] = []
+    new_entries: dict[BlockKey, Entry] = {}
     fingerprints: dict[str, str] = {}
     damaged: LostBlocks = {}
     unreadable: list[BlockUnreadable] = []
-    for found in folder.block_files():
-        place = unseen.pop(found.key, None)
-        if place == (found.model, found.file_bytes):
+    for file in folder.block_files():
+        row = rows_without_file.pop(file.key, None)
+        if row == (file.model, file.file_bytes):
             continue
         try:
-            block, fingerprint = _header_of(found)
+            block, fingerprint = _checked_header(file)
         except BlockUnreadable as failure:
             unreadable.append(failure)
             continue
         except (BlockMissing, BadBlock) as failure:
             if isinstance(failure, BadBlock):
-                damaged[found.key] = found
-            if place is not None:
-                lost.append(found.key)
+                damaged[file.key] = file
+            if row is not None:
+                lost_keys.append(file.key)
             continue
-        if place is not None:
-            wrong.append(found.key)
+        if row is not None:
+            wrong_rows.append(file.key)
         # The time of the last use is unknown; the time of writing is the best substitute.
-        fresh[found.key] = Entry(
+        new_entries[file.key] = Entry(
             block=block,
-            model=found.model,
-            file_bytes=found.file_bytes,
-            last_used=found.modified,
+            model=file.model,
+            file_bytes=file.file_bytes,
+            last_used=file.modified,
         )
-        fingerprints[found.model] = fingerprint
-    lost += (key for key, (_, file_bytes) in unseen.items() if file_bytes > 0)
-    if wrong:
-        index.remove_rows(wrong)
-    if fresh:
-        index.add(fresh.values(), fingerprints=fingerprints)
-    index.mark_lost(lost)
+        fingerprints[file.model] = fingerprint
+    lost_keys += (key for key, (_, file_bytes) in rows_without_file.items() if file_bytes > 0)
+    if wrong_rows:
+        index.remove_rows(wrong_rows)
+    if new_entries:
+        index.add(new_entries.values(), fingerprints=fingerprints)
+    index.mark_lost(lost_keys)
     index.recount()
     if unreadable:
         _LOG.warning(
@@ -535,13 +548,14 @@ def reconcile(index: BlockIndex, folder: StoreFolder) -> LostBlocks:
             len(unreadable),
             unreadable[0],
         )
-    return dict.fromkeys(lost) | damaged
+    return dict.fromkeys(lost_keys) | damaged
 
 
-def _header_of(found: BlockFile) -> tuple[Block, str]:
-    block, fingerprint = read_header(found.path, found.key)
-    if fingerprint_id(fingerprint) != found.model:
-        raise BadBlock(found.key, "belongs to another model")
+def _checked_header(file: BlockFile) -> tuple[Block, str]:
+    """The block and its model's fingerprint. Raises BlockMissing, BlockUnreadable, BadBlock."""
+    block, fingerprint = read_header(file.path, file.key)
+    if fingerprint_id(fingerprint) != file.model:
+        raise BadBlock(file.key, "belongs to another model")
     return block, fingerprint
 
 
@@ -560,15 +574,17 @@ def remove_index(path: Path) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None if it does not exist."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _raise_if_no_damage(error: sqlite3.Error | UnicodeDecodeError) -> None:
+    """Raise OSError, or the error itself if it is our bug, unless it shows that the file is damaged."""
     if isinstance(error, sqlite3.ProgrammingError):
         raise error
     code = getattr(error, "sqlite_errorcode", 11) & 0xFF

@@ -75,7 +75,7 @@ def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
             if entry.is_missing:
                 continue
             by_model.setdefault(entry.model, []).append(entry)
-        listed = [
+        all_holdings = [
             _holdings_of(
                 model,
                 fingerprints.get(model, ""),
@@ -84,7 +84,7 @@ def list_store(folder: Path) -> tuple[ModelHoldings, ...]:
             )
             for model, entries in by_model.items()
         ]
-    return tuple(sorted(listed, key=lambda holdings: -holdings.file_bytes))
+    return tuple(sorted(all_holdings, key=lambda holdings: -holdings.file_bytes))
 
 
 def summarize_store(folder: Path, *, limits: StoreLimits) -> StoreSummary:
@@ -117,28 +117,32 @@ def clear_store(folder: Path, *, model: str | None = None) -> RemovalReport:
     The front's records (known answers, stored responses) stay. Raises StoreRefused, OSError.
     """
     with _opened(folder, StoreLimits()) as opened:
-        found = list(opened.folder.block_files(model=model))
-        for file in found:
+        files = list(opened.folder.block_files(model=model))
+        for file in files:
             file.path.unlink(missing_ok=True)
-        keys = tuple(file.key for file in found)
+        keys = tuple(file.key for file in files)
         opened.supervisor.use(lambda index: index.remove(keys))
-        for path in _records(opened.folder, model):
+        for path in _session_records(opened.folder, model):
             path.unlink(missing_ok=True)
-        for each in {file.model for file in found}:
-            opened.folder.remove_name(each)
+        for model_name in {file.model for file in files}:
+            opened.folder.remove_name(model_name)
         if model is None:
             shutil.rmtree(opened.folder.path / "images", ignore_errors=True)
             for path in quarantined_files(opened.folder.quarantine_folder):
                 path.unlink(missing_ok=True)
-    return RemovalReport(keys=keys, freed_bytes=sum(file.file_bytes for file in found))
+    return RemovalReport(keys=keys, freed_bytes=sum(file.file_bytes for file in files))
 
 
-def _records(folder: StoreFolder, model: str | None) -> list[Path]:
+def _session_records(folder: StoreFolder, model: str | None) -> list[Path]:
+    """The files of the sessions of one model (short name); None: of all models."""
     root = folder.path / "sessions"
     if not root.is_dir():
         return []
     return [
-        path for each in root.iterdir() if model in (None, each.name) for path in record_files(each)
+        path
+        for model_folder in root.iterdir()
+        if model in (None, model_folder.name)
+        for path in record_files(model_folder)
     ]
 
 
@@ -164,6 +168,7 @@ def _opened(path: Path, limits: StoreLimits) -> Iterator[StoreMaintenance]:
 def _holdings_of(
     model: str, fingerprint: str, entries: list[Entry], *, served_as: str
 ) -> ModelHoldings:
+    """Sum up the blocks of one model (short name)."""
     return ModelHoldings(
         model=model,
         served_as=served_as,

@@ -1,6 +1,11 @@
 """The thread that owns a store's files and index.
 
-No other thread writes, renames, evicts or removes files.
+No other thread writes, renames, evicts or removes files. It gets its work from the `Mailbox`: blocks to
+write and tasks to run. Blocks are written into a group of files, which is made durable together and then
+added to the index (`WriteAhead`).
+
+During an outage, the folder cannot be written: blocks are dropped, so the cache is in memory only, and
+opening the folder is tried again at intervals.
 """
 
 from __future__ import annotations
@@ -45,9 +50,9 @@ _NICENESS = 10  # of 19: a tenth of the share that a computing thread gets on a 
 GROUP_SECONDS = 0.05  # a group of files is made durable when it is this old, …
 GROUP_BYTES = 64 << 20  # … or has this many bytes, …
 GROUP_BLOCKS = 64  # … or has this many blocks
-TOUCH_SECONDS = 1.0
-RETRY_SECONDS = 60.0
-MOST_REPORTED_LOST = 1 << 14  # more than reads that can be under way
+TOUCH_SECONDS = 1.0  # uses are recorded together, the first one after this time
+RETRY_SECONDS = 60.0  # between tries to open the folder, and to repeat failed changes
+MOST_REPORTED_LOST = 1 << 14  # how many reports to remember; more than reads that can be under way
 _LEAST_EVICTED_BYTES = 256 << 10  # beyond the size of the new blocks, for the index
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
@@ -87,38 +92,41 @@ class IoThread:
         # complete files that are not durable or not in the index yet
         self._ahead = WriteAhead(folder, fingerprint=fingerprint, figures=figures)
         self._records = Records(folder, model=self._model)
-        # blocks whose files could not be used when last read: a new copy is accepted unless the
-        # file turns out to be intact
+        # blocks whose files could not be used when last read: if such a block is sent again, it is
+        # written again unless its file turns out to be intact
         self._suspects: set[BlockKey] = set()
         # blocks whose loss was reported since they were last written, oldest first: a read that was
         # under way then must not report it again, because the block may be on its way to the disk
         self._reported_lost: OrderedDict[BlockKey, None] = OrderedDict()
-        # failed changes to retry; only the latest of each kind and name counts
-        self._undone: dict[tuple[str, str], Callable[[], None]] = {}
-        self._undone_at = 0.0  # time of the last failure or retry
+        # failed changes to retry, by what they do and the name of the record that they change; a
+        # newer change replaces an older one
+        self._failed_changes: dict[tuple[str, str], Callable[[], None]] = {}
+        self._last_retry_at = 0.0  # steady time of the last retry, or of the first failure
         self._to_remove: dict[BlockKey, None] = {}  # blocks whose files must be deleted
-        self._used: dict[BlockKey, float] = {}  # time of the last use of blocks, to be recorded
-        self._used_since = 0.0  # time of the first of these uses
-        self._retry_at: float | None = None  # set while the folder cannot be written
-        self._salvaged = False  # whether files of ended processes were looked for
-        self._warned_of_day = ""  # day whose write limit was logged as reached
+        # when blocks were last used, in seconds since the epoch; to be recorded in the index
+        self._unrecorded_uses: dict[BlockKey, float] = {}
+        self._first_use_at = 0.0  # steady time of the first of these uses
+        # steady time of the next try to open the folder; set during an outage only
+        self._reopen_at: float | None = None
+        self._has_salvaged = False  # whether files of ended processes were looked for
+        self._logged_day = ""  # day whose write limit was logged as reached
 
     # -- the loop
 
     def run(self) -> None:
         """Serve the mailbox until it is closed and empty."""
-        _give_way()
+        _lower_priority()
         try:
             self._try_to_open()
             while True:
-                order = self._mailbox.next_work(self._patience_seconds())
-                if isinstance(order, StoredBlock):
-                    self._write(order)
-                elif order is not None:
-                    order()
+                work = self._mailbox.next_work(self._seconds_to_due_work())
+                if isinstance(work, StoredBlock):
+                    self._write(work)
+                elif work is not None:
+                    work()
                 elif self._mailbox.closed:
                     break
-                self._publish_if_due()
+                self._do_due_work()
             self.flush()
         finally:
             self._mailbox.abandon()  # the mailbox is empty then, except after a bug
@@ -127,24 +135,28 @@ class IoThread:
             self._supervisor.close()
             self._folder.release()
 
-    def _patience_seconds(self) -> float | None:
+    def _seconds_to_due_work(self) -> float | None:
+        """The time to the next timed work (publish a group, record uses, retry failed changes); None if
+        there is none.
+        """
         now = self._clocks.steady()
         if self._ahead:
             return max(0.0, self._ahead.oldest_at + GROUP_SECONDS - now)
-        if self._used:
-            return max(0.0, self._used_since + TOUCH_SECONDS - now)
-        if self._undone or self._to_remove:
-            return max(0.0, self._undone_at + RETRY_SECONDS - now)
+        if self._unrecorded_uses:
+            return max(0.0, self._first_use_at + TOUCH_SECONDS - now)
+        if self._failed_changes or self._to_remove:
+            return max(0.0, self._last_retry_at + RETRY_SECONDS - now)
         return None
 
-    def _publish_if_due(self) -> None:
+    def _do_due_work(self) -> None:
+        """Publish the group if it is full or old enough; record uses and retry changes if it is time."""
         now = self._clocks.steady()
-        full = self._ahead.file_bytes >= GROUP_BYTES or len(self._ahead) >= GROUP_BLOCKS
-        if self._ahead and (full or now >= self._ahead.oldest_at + GROUP_SECONDS):
+        is_full = self._ahead.file_bytes >= GROUP_BYTES or len(self._ahead) >= GROUP_BLOCKS
+        if self._ahead and (is_full or now >= self._ahead.oldest_at + GROUP_SECONDS):
             self._publish()
-        if self._used and now >= self._used_since + TOUCH_SECONDS:
-            self._record_use()
-        if (self._undone or self._to_remove) and now >= self._undone_at + RETRY_SECONDS:
+        if self._unrecorded_uses and now >= self._first_use_at + TOUCH_SECONDS:
+            self._record_uses()
+        if (self._failed_changes or self._to_remove) and now >= self._last_retry_at + RETRY_SECONDS:
             self._retry_failed()
 
     # -- opening and outages
@@ -154,28 +166,28 @@ class IoThread:
         try:
             self._folder.prepare()
             self._folder.incoming()  # claims this process's own folder for unfinished files
-            if not self._salvaged:
+            if not self._has_salvaged:
                 with self._folder.exclusive():
                     salvage(self._folder)
-                self._salvaged = True
+                self._has_salvaged = True
             # the next use opens the index anew, because the folder may have changed
             self._supervisor.close()
             self._maintenance.drop_old_pins()
-            # the limits may have become tighter since the last time
+            # the limits may have become tighter since the store was last open
             self._count_evicted(self._maintenance.make_room(0, in_use=()))
             self._refresh_counts()
         except (OSError, StoreRefused) as error:
             self._pause(error)
             return False
-        if self._retry_at is not None:
+        if self._reopen_at is not None:
             _LOG.info("the store can be written again: %s", self._folder.path)
-        self._retry_at = None
+        self._reopen_at = None
         self._figures.mode = "writing" if self._figures.allowed_bytes else "memory-only"
         return True
 
     def _pause(self, error: OSError | StoreRefused) -> None:
-        """Stop writing for a while. Logs one warning per outage."""
-        if self._retry_at is None:
+        """Begin or prolong an outage. Logs one warning per outage."""
+        if self._reopen_at is None:
             self._figures.outages += 1
             _LOG.warning(
                 "the store cannot be written (%s): the cache is in memory only; trying again every "
@@ -184,20 +196,22 @@ class IoThread:
                 RETRY_SECONDS,
                 self._folder.path,
             )
-        self._retry_at = self._clocks.steady() + RETRY_SECONDS
+        self._reopen_at = self._clocks.steady() + RETRY_SECONDS
         self._figures.mode = "memory-only"
         self._drop(self._ahead.abandon(), "memory_only")
         self._supervisor.close()
 
-    def _can_write(self) -> bool:
-        if self._retry_at is None:
+    def _reopen_if_due(self) -> bool:
+        """Whether the folder can be written. During an outage, tries to open it when that is due."""
+        if self._reopen_at is None:
             return True
-        return self._clocks.steady() >= self._retry_at and self._try_to_open()
+        return self._clocks.steady() >= self._reopen_at and self._try_to_open()
 
     # -- writing
 
     def _write(self, block: StoredBlock) -> None:
-        if not self._can_write():
+        """Write a block, or drop it during an outage."""
+        if not self._reopen_if_due():
             self._drop([block.key], "memory_only")
             return
         try:
@@ -218,6 +232,7 @@ class IoThread:
         self._mailbox.report_lost(keys)
 
     def _note_lost(self, keys: Sequence[BlockKey]) -> None:
+        """Remember that the loss of these blocks was reported."""
         for key in keys:
             self._reported_lost[key] = None
             self._reported_lost.move_to_end(key)
@@ -235,9 +250,9 @@ class IoThread:
         now = self._retention()
         buffers = encode_block(block, fingerprint=self._fingerprint)
         file_bytes = sum(map(len, buffers))
-        if self._over_daily_budget(file_bytes):
+        if self._exceeds_daily_budget(file_bytes):
             self._drop([block.key], "daily_budget")
-        elif not self._has_room(block, file_bytes):
+        elif not self._make_room_for(block, file_bytes):
             self._drop([block.key], "no_room")
             self._note_room(self._maintenance.allowed_bytes() >= file_bytes)
         else:
@@ -294,7 +309,8 @@ class IoThread:
             self._count_evicted(evicted)
             work()
 
-    def _over_daily_budget(self, file_bytes: int) -> bool:
+    def _exceeds_daily_budget(self, file_bytes: int) -> bool:
+        """Whether the limit of bytes per day forbids to write this many more. Logs it once a day."""
         limit = self._limits.daily_write_bytes
         day = self._day()
         if limit is None:
@@ -302,29 +318,33 @@ class IoThread:
         written = (
             self._supervisor.use(lambda index: index.written_bytes(day)) + self._ahead.file_bytes
         )
-        over = written + file_bytes > limit
-        if over and self._warned_of_day != day:
-            self._warned_of_day = day
+        is_exceeded = written + file_bytes > limit
+        if is_exceeded and self._logged_day != day:
+            self._logged_day = day
             _LOG.warning("the store has reached its daily write limit of %d bytes", limit)
-        return over
+        return is_exceeded
 
     def _day(self) -> str:
+        """Today (UTC), as the index names it."""
         return time.strftime("%Y-%m-%d", time.gmtime(self._clocks.wall()))
 
-    def _has_room(self, block: StoredBlock, file_bytes: int) -> bool:
-        wanted = self._ahead.file_bytes + file_bytes
-        if not self._maintenance.shortage_bytes(wanted):
+    def _make_room_for(self, block: StoredBlock, file_bytes: int) -> bool:
+        """Evict blocks if necessary. Returns whether the store has room for the block now."""
+        wanted_bytes = self._ahead.file_bytes + file_bytes
+        if not self._maintenance.shortage_bytes(wanted_bytes):
             return True
-        self._record_use()  # must happen before the least recently used blocks are chosen
-        self._count_evicted(self._maintenance.make_room(wanted, in_use=self._parents_in_use(block)))
-        return not self._maintenance.shortage_bytes(wanted)
+        self._record_uses()  # must happen before the least recently used blocks are chosen
+        self._count_evicted(
+            self._maintenance.make_room(wanted_bytes, in_use=self._parents_in_use(block))
+        )
+        return not self._maintenance.shortage_bytes(wanted_bytes)
 
     def _count_evicted(self, evicted: list[Entry]) -> None:
         self._figures.evicted_blocks += len(evicted)
         self._report_lost([entry.block.key for entry in evicted])
 
     def _publish(self) -> list[Entry]:
-        """Make the oldest files durable, and add them to the index.
+        """Make the oldest files durable, and add them to the index. Returns the blocks of this group.
 
         Blocks that arrive while this runs are written to the incoming folder.
         """
@@ -349,6 +369,7 @@ class IoThread:
         return group
 
     def _add_rows(self, group: list[Entry]) -> None:
+        """Add published blocks to the index, and their size to the bytes written today."""
         written_bytes = sum(entry.file_bytes for entry in group)
         self._supervisor.use(
             lambda index: index.add(group, fingerprints={self._model: self._fingerprint})
@@ -361,18 +382,20 @@ class IoThread:
         The number of blocks per call is limited, so that the group gets finished.
         """
         for _ in range(GROUP_BLOCKS):
-            block = self._mailbox.take_block() if self._retry_at is None else None
+            block = self._mailbox.take_block() if self._reopen_at is None else None
             if block is None:
                 return
             self._write(block)
 
-    def _record_use(self) -> None:
-        used = self._used
-        self._used = {}
-        if used and self._retry_at is None:
-            self._on_index("record what was used", lambda index: index.touch(used))
+    def _record_uses(self) -> None:
+        """Write the last uses to the index. During an outage, they are forgotten."""
+        uses = self._unrecorded_uses
+        self._unrecorded_uses = {}
+        if uses and self._reopen_at is None:
+            self._on_index("record what was used", lambda index: index.touch(uses))
 
     def _refresh_counts(self) -> None:
+        """Handle what opening the index has found damaged or lost, and update the metrics."""
         damaged, lost = self._maintenance.set_aside_damaged()
         self._figures.bad_blocks += damaged
         self._suspects.update(lost)
@@ -389,25 +412,25 @@ class IoThread:
 
     def flush(self) -> bool:
         """Make everything durable that was sent before. Returns False during an outage."""
-        waiting = len(self._ahead)
-        while waiting > 0 and self._ahead:
-            waiting -= len(self._publish())
+        files_left = len(self._ahead)
+        while files_left > 0 and self._ahead:
+            files_left -= len(self._publish())
         self._retry_failed()
-        self._record_use()
-        return self._retry_at is None
+        self._record_uses()
+        return self._reopen_at is None
 
     def touch(self, keys: Iterable[BlockKey]) -> None:
         """Record that blocks were used."""
-        if not self._used:
-            self._used_since = self._clocks.steady()
-        self._used.update(dict.fromkeys(keys, self._retention()))
+        if not self._unrecorded_uses:
+            self._first_use_at = self._clocks.steady()
+        self._unrecorded_uses.update(dict.fromkeys(keys, self._retention()))
 
     def pin(self, keys: tuple[BlockKey, ...], holder: str, until: float) -> None:
-        """Protect blocks from eviction."""
+        """Protect blocks from eviction for `holder`, until that time in seconds since the epoch."""
         self._on_index("pin", lambda index: index.pin(keys, holder=holder, until=until))
 
     def unpin(self, keys: tuple[BlockKey, ...], holder: str) -> None:
-        """Remove pins."""
+        """Remove a holder's pins."""
         self._on_index("unpin", lambda index: index.unpin(keys, holder=holder))
 
     def put_record(self, name: str, data: bytes) -> None:
@@ -420,22 +443,23 @@ class IoThread:
         """Delete a record, later if that is impossible now."""
         self._attempt_or_defer("write a session's record", name, lambda: self._records.remove(name))
 
-    def _attempt_or_defer(self, what: str, name: str, work: Callable[[], None]) -> None:
-        """Call `work`. If it fails, or the folder cannot be written, retry later, unless it has
-        been superseded by newer work of the same kind and name.
+    def _attempt_or_defer(self, action: str, name: str, work: Callable[[], None]) -> None:
+        """Call `work`. If it fails, or the folder cannot be written, retry later, unless newer work of
+        the same kind (`action`) on the record `name` replaces it.
         """
-        self._undone.pop((what, name), None)
-        if not (self._can_write() and self._attempt(what, work)):
-            if not self._undone:
-                self._undone_at = self._clocks.steady()
-            self._undone[what, name] = work
+        self._failed_changes.pop((action, name), None)
+        if not (self._reopen_if_due() and self._attempt(action, work)):
+            if not self._failed_changes:
+                self._last_retry_at = self._clocks.steady()
+            self._failed_changes[action, name] = work
 
     def _retry_failed(self) -> None:
-        self._undone_at = self._clocks.steady()
-        if self._to_remove and self._retry_at is None:
+        """Try failed deletions and changes again."""
+        self._last_retry_at = self._clocks.steady()
+        if self._to_remove and self._reopen_at is None:
             self._attempt("remove blocks", self._remove_files)
-        for (what, name), work in tuple(self._undone.items()):
-            self._attempt_or_defer(what, name, work)
+        for (action, name), work in tuple(self._failed_changes.items()):
+            self._attempt_or_defer(action, name, work)
 
     def records(self) -> ReadRecords | None:
         """All records of this model; None if they cannot be listed at the moment."""
@@ -446,7 +470,7 @@ class IoThread:
             return None
 
     def remove(self, keys: tuple[BlockKey, ...]) -> None:
-        """Delete blocks, including queued ones."""
+        """Delete blocks, including queued ones. Files that cannot be deleted now are retried."""
         self.flush()
         self._to_remove.update(dict.fromkeys(keys))
         self._attempt("remove blocks", self._remove_files)
@@ -454,38 +478,40 @@ class IoThread:
         self._recount()
 
     def _remove_files(self) -> None:
-        left = self._maintenance.remove(tuple(self._to_remove), model=self._model)
-        self._to_remove = dict.fromkeys(left)
-        if left:
-            raise OSError(errno.EBUSY, f"{len(left)} files cannot be deleted now")
+        """Delete the blocks in `_to_remove`. Raises OSError if some cannot be deleted; these stay there."""
+        undeleted_keys = self._maintenance.remove(tuple(self._to_remove), model=self._model)
+        self._to_remove = dict.fromkeys(undeleted_keys)
+        if undeleted_keys:
+            raise OSError(errno.EBUSY, f"{len(undeleted_keys)} files cannot be deleted now")
 
-    def look_again(self, path: Path, failure: ReadFailed) -> None:
-        """Check again a file that the other thread could not use. It is quarantined only if its
+    def recheck_file(self, path: Path, failure: ReadFailed) -> None:
+        """Check again a file that the reading thread could not use. It is quarantined only if its
         content is damaged.
         """
         self._suspects.add(failure.key)
         if isinstance(failure, BlockUnreadable):
             return
         self._figures.bad_blocks += isinstance(failure, BadBlock)
-        if isinstance(failure, BlockMissing) and self._is_here(failure.key, path):
-            return  # written again since it was read
+        if isinstance(failure, BlockMissing) and self._has_again(failure.key, path):
+            return
         if failure.key not in self._reported_lost:
             self._report_lost([failure.key])
 
-        def look() -> None:
+        def check_file() -> None:
             if self._folder.exists:  # the next write notices if it is gone
-                self._maintenance.look_again(path, failure.key)
+                self._maintenance.recheck_file(path, failure.key)
                 self._refresh_counts()
 
-        self._attempt("look at a block again", look)
+        self._attempt("look at a block again", check_file)
 
-    def _is_here(self, key: BlockKey, path: Path) -> bool:
-        return self._mailbox.held(key) is not None or is_plain_file(path)
+    def _has_again(self, key: BlockKey, path: Path) -> bool:
+        """Whether a block that was missing has been sent or written again since it was read."""
+        return self._mailbox.held_block(key) is not None or is_plain_file(path)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the blocks of this model whose parents are all known, parents before children."""
         self.flush()
-        if self._retry_at is not None:
+        if self._reopen_at is not None:
             self._supervisor.open_in_memory()
         try:
             entries = self._supervisor.use(
@@ -504,23 +530,24 @@ class IoThread:
     def _recount(self) -> None:
         self._attempt("count blocks", self._refresh_counts)
 
-    def _on_index(self, what: str, work: Callable[[BlockIndex], object]) -> None:
-        self._attempt(what, lambda: self._supervisor.use(work))
+    def _on_index(self, action: str, work: Callable[[BlockIndex], object]) -> None:
+        """Call `work` with the index; a failure is only logged."""
+        self._attempt(action, lambda: self._supervisor.use(work))
 
-    def _attempt(self, what: str, work: Callable[[], object]) -> bool:
-        """Call `work`. If it raises OSError, only log that the store could not do `what`, and
+    def _attempt(self, action: str, work: Callable[[], object]) -> bool:
+        """Call `work`. If it raises OSError, only log that the store could not do `action`, and
         return False.
         """
         try:
             work()
         except OSError as error:
-            if self._retry_at is None:
-                _LOG.warning("the store could not %s: %s", what, error)
+            if self._reopen_at is None:
+                _LOG.warning("the store could not %s: %s", action, error)
             return False
         return True
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Lower this thread's priority, because a decode step waits for its slowest core.
 
     Linux only: on other systems, niceness applies to the whole process.

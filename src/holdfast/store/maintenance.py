@@ -1,6 +1,7 @@
 """Keeps a store's folder within its limits: evicts, removes, quarantines.
 
-Runs on the I/O thread, or in a command of `inspect.py`.
+Runs on the I/O thread, or in a command of `inspect.py`. Damaged files are moved to the quarantine, a
+folder in which people can look at them. Depth is the position in a chain: parents come before children.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from holdfast.store.index import BlockIndex, IndexSupervisor
 SLACK_PARTS = 50
 # A drive of 1 TB usually endures 600 TB of writes, which is 16 years at this rate.
 DAILY_WRITE_BYTES = 100 << 30
-_QUARANTINED = ".bad"
-_NOT_FOR_NAMES = re.compile(r"[^a-z0-9]+")
+_BAD_SUFFIX = ".bad"  # of files in quarantine
+_NOT_FOR_NAMES = re.compile(r"[^a-z0-9]+")  # characters that do not belong into a file's name
 _LOG = logging.getLogger(__name__)
 
 
@@ -107,6 +108,7 @@ def eviction_order(entries: Iterable[Entry], *, in_use: Collection[BlockKey] = (
     kept, recency = _kept_and_recency(by_depth, in_use)
     reachable = reachable_keys(entry for entry in by_depth if not entry.is_missing)
     victims = [entry for entry in reversed(by_depth) if entry.block.key not in kept]
+    # unreachable blocks first, then by the last use; the sort keeps children before their parents
     return sorted(
         victims, key=lambda entry: (entry.block.key in reachable, recency[entry.block.key])
     )
@@ -115,7 +117,9 @@ def eviction_order(entries: Iterable[Entry], *, in_use: Collection[BlockKey] = (
 def _kept_and_recency(
     by_depth: Sequence[Entry], in_use: Collection[BlockKey]
 ) -> tuple[set[BlockKey], dict[BlockKey, float]]:
-    """Return the keys that pins protect, and the last use of each block's subtree."""
+    """Return the keys that must not be evicted (pinned or in use, with all ancestors), and when each
+    block or a descendant was last used.
+    """
     kept = set(in_use)
     kept.update(entry.block.key for entry in by_depth if entry.pinned)
     recency = {entry.block.key: entry.last_used for entry in by_depth}
@@ -144,7 +148,7 @@ class StoreMaintenance:
         self._clock = clock
 
     def drop_old_pins(self) -> None:
-        """Remove expired pins. The times of the blocks tell whether the clock may be wrong."""
+        """Remove expired pins. The newest use of a block shows whether the clock has jumped ahead."""
         newest = self.supervisor.use(BlockIndex.newest_use)
         if newest is not None:
             self._clock.start_from(newest)
@@ -196,38 +200,38 @@ class StoreMaintenance:
         """Delete blocks, and return the deleted ones. A file that cannot be deleted stays, with its
         row, and does not stop the others. Raises OSError if none could be deleted.
         """
-        done: list[Entry] = []
+        deleted: list[Entry] = []
         failure: OSError | None = None
         for entry in entries:
             try:
                 # the file first: a row without a file is a miss, but a file without a row would
                 # come back
                 self.folder.block_path(entry.block.key, model=entry.model).unlink(missing_ok=True)
-                done.append(entry)
+                deleted.append(entry)
             except OSError as error:
                 failure = failure or error
-        self.supervisor.use(lambda index: index.remove([entry.block.key for entry in done]))
-        if failure is not None and not done:
+        self.supervisor.use(lambda index: index.remove([entry.block.key for entry in deleted]))
+        if failure is not None and not deleted:
             raise failure
-        return done
+        return deleted
 
     def remove(self, keys: Iterable[BlockKey], *, model: str) -> list[BlockKey]:
         """Delete blocks of one model (short name). Returns those whose files could not be deleted.
 
         Raises OSError if the index cannot be changed.
         """
-        gone: list[BlockKey] = []
-        left: list[BlockKey] = []
+        deleted_keys: list[BlockKey] = []
+        undeleted_keys: list[BlockKey] = []
         for key in keys:
             try:
                 self.folder.block_path(key, model=model).unlink(missing_ok=True)
-                gone.append(key)
+                deleted_keys.append(key)
             except OSError:
-                left.append(key)
-        self.supervisor.use(lambda index: index.remove(gone))
-        return left
+                undeleted_keys.append(key)
+        self.supervisor.use(lambda index: index.remove(deleted_keys))
+        return undeleted_keys
 
-    def look_again(self, path: Path, key: BlockKey) -> bool:
+    def recheck_file(self, path: Path, key: BlockKey) -> bool:
         """Read a block that another thread could not use, and quarantine its file if it is damaged.
         Returns whether the file is damaged or gone.
         """
@@ -250,6 +254,7 @@ class StoreMaintenance:
         return True
 
     def _bound_quarantine(self) -> None:
+        """Delete the oldest damaged files beyond the limits."""
         bound_quarantine(
             self.folder.quarantine_folder,
             most_bytes=self._limits.quarantine_bytes,
@@ -261,14 +266,14 @@ class StoreMaintenance:
 
         Returns the number of damaged files, and the keys of all lost blocks.
         """
-        lost = self.supervisor.lost_blocks
+        lost_blocks = self.supervisor.lost_blocks
         self.supervisor.lost_blocks = {}
-        damaged = [
-            found
-            for found in lost.values()
-            if found is not None and self.look_again(found.path, found.key)
+        damaged_files = [
+            file
+            for file in lost_blocks.values()
+            if file is not None and self.recheck_file(file.path, file.key)
         ]
-        return len(damaged), list(lost)
+        return len(damaged_files), list(lost_blocks)
 
 
 def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
@@ -279,7 +284,7 @@ def quarantine(path: Path, bad: BadBlock, *, folder: Path) -> None:
     reason = _NOT_FOR_NAMES.sub("-", bad.reason.lower()).strip("-")[:40]
     folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
-        os.replace(path, folder / f"{time.time_ns():020d}.{bad.key.hex()}.{reason}{_QUARANTINED}")
+        os.replace(path, folder / f"{time.time_ns():020d}.{bad.key.hex()}.{reason}{_BAD_SUFFIX}")
 
 
 def bound_quarantine(folder: Path, *, most_bytes: int, most_files: int) -> int:
@@ -287,19 +292,19 @@ def bound_quarantine(folder: Path, *, most_bytes: int, most_files: int) -> int:
 
     Returns how many files remain. Raises OSError.
     """
-    kept = 0
-    kept_bytes = 0
+    kept_files = 0
+    total_bytes = 0
     for path in reversed(quarantined_files(folder)):
-        kept_bytes += path.lstat().st_size
-        if kept < most_files and kept_bytes <= most_bytes:
-            kept += 1
+        total_bytes += path.lstat().st_size
+        if kept_files < most_files and total_bytes <= most_bytes:
+            kept_files += 1
         else:
             path.unlink(missing_ok=True)
-    return kept
+    return kept_files
 
 
 def quarantined_files(folder: Path) -> list[Path]:
     """The files in quarantine, oldest first."""
     return sorted(
-        path for path in folder.glob(f"*{_QUARANTINED}") if path.is_file() and not path.is_symlink()
+        path for path in folder.glob(f"*{_BAD_SUFFIX}") if path.is_file() and not path.is_symlink()
     )

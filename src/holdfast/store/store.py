@@ -5,6 +5,8 @@ bytes are written, which takes milliseconds if the disk is fast enough: the next
 the store salvages it. A block survives a power cut once `changes().stored` contains it, or after
 `flush()`: then its file, the file's name and the folder are synced, which takes 50 ms plus the
 disk's own time. Blocks may be lost (queue full, no room, no disk), but they are never wrong.
+
+A record is a small file of a session, which is only ever replaced as a whole.
 """
 
 from __future__ import annotations
@@ -67,35 +69,37 @@ class BlockReader:
         self._mailbox = mailbox
         self._figures = figures
         self._on_failure = on_failure
-        self._asked: queue.SimpleQueue[tuple[BlockKey, Future[StoredBlock]] | None] = (
+        # requested blocks; None ends the thread
+        self._requests: queue.SimpleQueue[tuple[BlockKey, Future[StoredBlock]] | None] = (
             queue.SimpleQueue()
         )
-        self._ended = False
+        self._has_ended = False
 
     def request_block(self, key: BlockKey) -> Future[StoredBlock]:
         """Return a future of the block. It can be cancelled until the read begins."""
         future: Future[StoredBlock] = Future()
-        self._asked.put((key, future))
-        if self._ended:
+        self._requests.put((key, future))
+        if self._has_ended:
             self._refuse_all()
         return future
 
     def end(self) -> None:
         """End the thread once it has answered all previous calls of `request_block`."""
-        self._asked.put(None)
+        self._requests.put(None)
 
     def run(self) -> None:
         """Read blocks until `end` is called. The body of the reading thread."""
         try:
-            while (asked := self._asked.get()) is not None:
-                key, future = asked
+            while (request := self._requests.get()) is not None:
+                key, future = request
                 if future.set_running_or_notify_cancel():
                     self._answer(key, future)
         finally:
-            self._ended = True
+            self._has_ended = True
             self._refuse_all()
 
     def _answer(self, key: BlockKey, future: Future[StoredBlock]) -> None:
+        """Set the future's result. A bug also ends the thread."""
         try:
             block = self._read(key)
         except ReadFailed as failure:
@@ -110,9 +114,10 @@ class BlockReader:
             future.set_result(block)
 
     def _read(self, key: BlockKey) -> StoredBlock:
-        held = self._mailbox.held(key)
-        if held is not None:
-            return held
+        """The block from the mailbox if it is not written yet, or else from its file."""
+        queued_block = self._mailbox.held_block(key)
+        if queued_block is not None:
+            return queued_block
         stored = read_block(
             self._folder.block_path(key, model=self._figures.model), key, model=self._figures.model
         )
@@ -120,13 +125,17 @@ class BlockReader:
         return stored
 
     def _refuse_all(self) -> None:
+        """Fail all requests, because no thread answers them any more."""
         while True:
             try:
-                asked = self._asked.get_nowait()
+                request = self._requests.get_nowait()
             except queue.Empty:
                 return
-            if asked is not None and asked[1].set_running_or_notify_cancel():
-                asked[1].set_exception(BlockUnreadable(asked[0], "the store is closed"))
+            if request is None:
+                continue
+            key, future = request
+            if future.set_running_or_notify_cancel():
+                future.set_exception(BlockUnreadable(key, "the store is closed"))
 
 
 class BlockStore:
@@ -291,7 +300,7 @@ class BlockStore:
 
     def statistics(self) -> StoreFigures:
         """A snapshot of the store's metrics. Never waits."""
-        queued_blocks, queued_bytes = self._mailbox.load()
+        queued_blocks, queued_bytes = self._mailbox.held_blocks_and_bytes()
         return msgspec.structs.replace(
             self._figures,
             queued_blocks=queued_blocks,
@@ -305,9 +314,11 @@ class BlockStore:
         self._run_task(self._io.check_invariants, otherwise=None)
 
     def _on_failure(self, path: Path, failure: ReadFailed) -> None:
-        self._mailbox.send(functools.partial(self._io.look_again, path, failure))
+        """Let the I/O thread check a file that could not be read. Called on the reading thread."""
+        self._mailbox.send(functools.partial(self._io.recheck_file, path, failure))
 
     def _run_task(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
+        """Run `work` on the I/O thread and wait. Returns `otherwise` if the store is closed."""
         try:
             return self._mailbox.submit_task(work).result()
         except CancelledError:

@@ -6,6 +6,8 @@ they get their final names. A complete file is in the incoming folder once it is
 this process is killed, the next one that opens the store salvages it. fsync and the rename also
 protect it from a power cut. Writing never waits for a whole round of fsync: a slow disk delays
 durability, but does not change what survives a kill.
+
+To publish a file is to make it durable and to give it its final name.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from holdfast.wire.events import StoreFigures
 
 Answer = TypeVar("Answer")
 Task: TypeAlias = Callable[[], None]
+# the answer of the mailbox to a block
 Offer: TypeAlias = Literal["taken", "held already", "full", "closed"]
 
 _LOG = logging.getLogger(__name__)
@@ -58,12 +61,12 @@ class Mailbox:
     def __init__(self, *, most_bytes: int, most_blocks: int) -> None:
         self._most_bytes = most_bytes
         self._most_blocks = most_blocks
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # its lock protects all fields
         self._waiting: deque[StoredBlock | Task] = deque()  # in the order sent
         self._blocks: dict[BlockKey, StoredBlock] = {}  # not finished by the I/O thread
         self._held_bytes = 0
         self._closed = False
-        self._unanswered: set[Future[Any]] = set()  # futures of tasks under way
+        self._unanswered: set[Future[Any]] = set()  # futures of questions (`submit_task`)
         # stored, and not (or no longer) stored, since the last call of `changes`
         self._stored: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
         self._lost: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
@@ -80,10 +83,10 @@ class Mailbox:
                 return "closed"
             if block.key in self._blocks:
                 return "held already"
-            full = (
+            is_full = (
                 self._held_bytes + size > self._most_bytes or len(self._blocks) >= self._most_blocks
             )
-            if full and self._blocks:
+            if is_full and self._blocks:
                 self.refused_blocks += 1
                 self._lost.append(block.key)
                 return "full"
@@ -110,7 +113,8 @@ class Mailbox:
         """
         answer: Future[Answer] = Future()
 
-        def reply() -> None:
+        def answer_question() -> None:
+            # on the I/O thread
             self._unanswered.discard(answer)
             try:
                 answer.set_result(work())
@@ -121,7 +125,7 @@ class Mailbox:
                 raise
 
         self._unanswered.add(answer)
-        if not self.send(reply):
+        if not self.send(answer_question):
             self._unanswered.discard(answer)
             answer.cancel()
         return answer
@@ -145,7 +149,7 @@ class Mailbox:
             assert isinstance(block, StoredBlock)
             return block
 
-    def held(self, key: BlockKey) -> StoredBlock | None:
+    def held_block(self, key: BlockKey) -> StoredBlock | None:
         """Return a block that is queued or being written; None for any other."""
         with self._changed:
             return self._blocks.get(key)
@@ -172,7 +176,7 @@ class Mailbox:
             self._lost.clear()
         return changes
 
-    def load(self) -> tuple[int, int]:
+    def held_blocks_and_bytes(self) -> tuple[int, int]:
         """The number of blocks in the mailbox, and their size in bytes."""
         with self._changed:
             return len(self._blocks), self._held_bytes
@@ -230,7 +234,8 @@ class WriteAhead:
     ) -> None:
         """Write a block's file into the incoming folder.
 
-        If that fails, raises OSError and leaves no file.
+        buffers: the content of the file. now: in seconds since the epoch; steady_now: on the steady
+        clock. If writing fails, raises OSError and leaves no file.
         """
         self._incoming = self._folder.incoming()
         path = self._path(block.key)
@@ -265,7 +270,7 @@ class WriteAhead:
     def publish(self, group: list[Entry], *, between: Callable[[], None]) -> None:
         """Make files durable, under their final names.
 
-        `between` is called between two fsyncs and may write more files. Raises OSError.
+        between: called after each fsync; may write more files. Raises OSError.
 
         The drive's own cache is flushed once, with the last file. If a power cut undoes a rename,
         the file is still in the incoming folder, and the next process that opens the store salvages
@@ -282,14 +287,14 @@ class WriteAhead:
         self._figures.written_bytes += sum(entry.file_bytes for entry in group)
 
     def drop(self, group: list[Entry]) -> None:
-        """Forget files, because they are durable."""
+        """Forget files, because they were published."""
         for entry in group:
             if self._entries.pop(entry.block.key, None) is not None:
                 del self._written_at[entry.block.key]
                 self.file_bytes -= entry.file_bytes
 
     def abandon(self) -> list[BlockKey]:
-        """Remove all files that are not durable, if possible. Returns their keys."""
+        """Forget all files, and delete those that are not durable, if possible. Returns the keys."""
         keys = list(self._entries)
         for key in keys:
             # otherwise the file is salvaged when the store is opened again
@@ -305,7 +310,7 @@ class WriteAhead:
 
 
 def _sync_files(paths: Sequence[Path], *, between: Callable[[], None] = lambda: None) -> None:
-    """Sync files, and flush the drive's own cache once, with the last one."""
+    """Sync files, and flush the drive's own cache once, with the last one. Calls `between` after each."""
     for path in paths:
         sync = sync_to_drive if path is paths[-1] else os.fsync
         sync_by_name(path, flags=os.O_NOFOLLOW, sync=sync)
@@ -315,7 +320,7 @@ def _sync_files(paths: Sequence[Path], *, between: Callable[[], None] = lambda: 
 def salvage(folder: StoreFolder) -> int:
     """Publish the complete files that dead processes left, and delete the incomplete ones.
 
-    The caller holds the folder's lock. Returns how many files were saved. Raises OSError.
+    The caller holds the folder's lock. Returns how many files were published. Raises OSError.
     """
     targets: dict[Path, Path] = {}
     with folder.abandoned() as paths:
@@ -332,8 +337,8 @@ def salvage(folder: StoreFolder) -> int:
                 path.unlink(missing_ok=True)
                 continue
             targets[path] = folder.make_model_folder(fingerprint) / (name + BLOCK_SUFFIX)
-        _sync_files(list(targets))  # which the dead process may not have done
+        _sync_files(list(targets))  # the dead process may not have synced them
         for path, target in targets.items():
             os.replace(path, target)
-        folder.sync_names()  # a dead process may have named files, and not made the names durable
+        folder.sync_names()  # a dead process may have renamed files without syncing their folder
     return len(targets)

@@ -75,7 +75,7 @@ def test_mlx_itself_runs_no_step_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "_in_use", Backend())
     model = make_tiny("llama")
     in_use().prepare(model, mx.float32)
-    assert host_decoder.of(model) is None
+    assert host_decoder.decoder_of(model) is None
     assert in_use().whole_steps(model) is None
     runner = choose_layout(model, vocab_size=VOCAB_SIZE)
     assert not runner.backend.composes_attention

@@ -52,10 +52,10 @@ def shapes(draw: st.DrawFn) -> Shape:
 def blocks_of(scores: int, small_products: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_attention, "_BLOCK_SCORES", scores)
-        patch.setattr(host_attention, "_MIN_ROWS", 1 if scores == 1 else 64)
-        patch.setattr(host_attention, "_has_small_products", lambda: small_products)
-        patch.setattr(host_attention, "_LEAST_STEP", 1)
-        patch.setattr(host_attention, "_SMALL_PRODUCT", scores)
+        patch.setattr(host_attention, "_LEAST_BLOCK_ROWS", 1 if scores == 1 else 64)
+        patch.setattr(host_attention, "_has_small_product_kernels", lambda: small_products)
+        patch.setattr(host_attention, "_LEAST_KEY_STEP", 1)
+        patch.setattr(host_attention, "_UNPACKED_MULTIPLICATIONS", scores)
         yield
 
 
@@ -163,7 +163,7 @@ def test_a_failing_task_is_raised_and_later_spans_are_served(
 ) -> None:
     span = made(Shape(64, 64, None), heads=8, kv_heads=2, seed=3)
     with monkeypatch.context() as patch:
-        patch.setattr(host_attention, "_hidden", lambda rows, columns, window: "no mask")
+        patch.setattr(host_attention, "_hidden_columns", lambda rows, columns, window: "no mask")
         with pytest.raises((AttributeError, TypeError, ValueError)):
             host_attention.attend([span], sinks=None)
     (got,) = host_attention.attend([span], sinks=None)
@@ -175,7 +175,7 @@ def test_work_is_done_even_if_the_interpreter_is_shutting_down(
 ) -> None:
     ended = ThreadPoolExecutor(2)
     ended.shutdown()
-    monkeypatch.setattr(host_attention, "_helpers", lambda: ended)
+    monkeypatch.setattr(host_attention, "_helping_threads", lambda: ended)
     span = made(Shape(64, 64, None), heads=8, kv_heads=2, seed=3)
     (got,) = host_attention.attend([span], sinks=None)
     assert float(mx.abs(got - plain(span, None)).max()) < 1e-5

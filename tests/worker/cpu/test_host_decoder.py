@@ -48,7 +48,7 @@ def attached(name: str, **changes: Any) -> tuple[Any, HostDecoder]:
     """A tiny model, and its decoder in C."""
     model = make_tiny(name, **changes)
     host_decoder.attach(model, mx.float32)
-    decoder = host_decoder.of(model)
+    decoder = host_decoder.decoder_of(model)
     assert decoder is not None
     return model, decoder
 
@@ -81,7 +81,7 @@ def in_c(
     positions = next_positions(states, tokens)
     spans = list(zip(states, tokens, strict=True))
     logits = decoder.compute(
-        np.array(ids), spans, positions=positions, wanted=range(len(positions))
+        np.array(ids), spans, positions=positions, wanted_rows=range(len(positions))
     )
     assert logits is not None
     return logits
@@ -124,9 +124,9 @@ def test_only_the_wanted_rows_are_projected() -> None:
     both = [(fresh(model), 3), (fresh(model), 1)]
     others = [(fresh(model), 3), (fresh(model), 1)]
     positions = [0, 1, 2, 0]
-    every = decoder.compute(ids, both, positions=positions, wanted=range(4))
-    some = decoder.compute(ids, others, positions=positions, wanted=[2, 3])
-    none = decoder.compute(np.array([9]), [(fresh(model), 1)], positions=[0], wanted=[])
+    every = decoder.compute(ids, both, positions=positions, wanted_rows=range(4))
+    some = decoder.compute(ids, others, positions=positions, wanted_rows=[2, 3])
+    none = decoder.compute(np.array([9]), [(fresh(model), 1)], positions=[0], wanted_rows=[])
     assert every is not None and some is not None and none is not None
     assert mx.array_equal(every[2:], some)
     assert none.shape == (0, VOCAB_SIZE)
@@ -178,9 +178,9 @@ def test_other_kinds_of_state_and_unknown_tokens_use_mlx() -> None:
     in_c(decoder, [state], mx.arange(4), [4])
     for ids in ([-1], [VOCAB_SIZE]):
         spans = [(state, 1)]
-        assert decoder.compute(np.array(ids), spans, positions=[4], wanted=[0]) is None
+        assert decoder.compute(np.array(ids), spans, positions=[4], wanted_rows=[0]) is None
     window = [WindowKV(8) for _ in model.layers]
-    assert decoder.compute(np.array([1]), [(window, 1)], positions=[0], wanted=[0]) is None
+    assert decoder.compute(np.array([1]), [(window, 1)], positions=[0], wanted_rows=[0]) is None
     assert [layer.tokens for layer in state] == [4] * len(state)
 
 
@@ -194,7 +194,7 @@ def test_each_sequence_draws_the_same_as_alone(
 ) -> None:
     write_tiny(tmp_path, name, quantization)
     loaded = load_model(tmp_path, ModelSettings(), progress=lambda *_: None)
-    assert host_decoder.of(loaded.model)
+    assert host_decoder.decoder_of(loaded.model)
     rng = random.Random(f"{name} fused")
     runner = choose_layout(loaded.model, vocab_size=VOCAB_SIZE)
     assert runner.name == "rows", runner.reason
@@ -226,7 +226,7 @@ def state_buffer(layer: FullKV) -> Any:
 
 def has_decoder(model: Any, dtype: mx.Dtype = mx.float32) -> bool:
     host_decoder.attach(model, dtype)
-    return host_decoder.of(model) is not None
+    return host_decoder.decoder_of(model) is not None
 
 
 def test_unsupported_models_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_on_a_gpu_no_model_runs_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write_tiny(tmp_path, "llama")
     monkeypatch.setattr(backend, "_in_use", Backend())
     loaded = load_model(tmp_path, ModelSettings(), progress=lambda *_: None)
-    assert host_decoder.of(loaded.model) is None
+    assert host_decoder.decoder_of(loaded.model) is None
     assert loaded.kept_layers == 0
 
 

@@ -246,7 +246,7 @@ def test_every_token_is_in_one_group_or_in_none(columns: int) -> None:
     groups = GroupedRow(row)
     assert sorted(groups.tokens(np.arange(len(groups.maxima)))) == list(range(columns))
     for group, largest in enumerate(groups.maxima):
-        assert row[groups.tokens(np.array([group]))[: groups.size]].max() == largest
+        assert row[groups.tokens(np.array([group]))[: groups.group_size]].max() == largest
 
 
 @settings(max_examples=30)

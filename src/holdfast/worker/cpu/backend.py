@@ -29,7 +29,9 @@ from holdfast.worker.kv.layer import LayerKV
 
 
 class CpuBackend(Backend):
-    """Computes with numpy and C what MLX computes slowly on a CPU, above all on Linux."""
+    """Computes with numpy and C what MLX computes slowly on a CPU, above all on Linux. A method that
+    returns None leaves its work to MLX.
+    """
 
     composes_attention = True
     fuses_operations = False  # that takes seconds and needs a C++ compiler
@@ -40,8 +42,8 @@ class CpuBackend(Backend):
 
     def __init__(self, *, host_scores: int | None = None, decode_scores: int | None = None) -> None:
         """host_scores: the number of attention scores (products of a query and a key) from which
-        numpy computes attention; decode_scores: from which the C kernel computes decode steps;
-        None: from where they are faster than MLX.
+        numpy computes attention. decode_scores: the number from which the C kernel computes decode
+        steps. None: the number from which they are faster than MLX.
         """
         self._host_scores = host_scores
         self._decode_scores = decode_scores
@@ -57,18 +59,22 @@ class CpuBackend(Backend):
         *,
         sinks: mx.array | None,
     ) -> mx.array | None:
-        least = self._decode_scores
-        least = host_decoding.SCORES_WORTH_IT if least is None else least
-        if not host_decoding.pays(layers, seen_tokens, queries, least_scores=least):
+        """Attention of one decoding query per sequence, over its last `seen_tokens` positions."""
+        least_scores = self._decode_scores
+        if least_scores is None:
+            least_scores = host_decoding.SCORES_WORTH_IT
+        if not host_decoding.pays(layers, seen_tokens, queries, least_scores=least_scores):
             return None
         return host_decoding.attend(layers, seen_tokens, queries, sinks=sinks)
 
     def attend_spans(
         self, spans: Sequence[AttentionSpan], *, sinks: mx.array | None
     ) -> list[mx.array] | None:
-        least = self._host_scores
-        least = host_attention.SCORES_WORTH_IT if least is None else least
-        if not host_attention.pays(spans, host_scores=least):
+        """Causal attention of each span of new tokens over its own keys."""
+        least_scores = self._host_scores
+        if least_scores is None:
+            least_scores = host_attention.SCORES_WORTH_IT
+        if not host_attention.pays(spans, host_scores=least_scores):
             return None
         return host_attention.attend(spans, sinks=sinks)
 
@@ -85,7 +91,7 @@ class CpuBackend(Backend):
         return fast_on_cpu.Rotations(transposes_once=transposes_once)
 
     def whole_steps(self, model: Module) -> Callable[[Sequence[Any]], Any] | None:
-        decoder = host_decoder.of(model)
+        decoder = host_decoder.decoder_of(model)
         return None if decoder is None else decoder.forward
 
     def sampler_of(self, kind: SamplingKind, *, vocab_size: int) -> SampleRows | None:

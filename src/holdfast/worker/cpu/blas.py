@@ -32,8 +32,10 @@ _OLDER_CORES = frozenset(
     | {"Opteron", "Barcelona", "Bobcat", "Bulldozer", "Piledriver", "Steamroller"}
 )  # names of OpenBLAS for x86 without AVX2
 _CORE_VARIABLE = "OPENBLAS_CORETYPE"
-_SYMBOLS = ("cblas_sgemm", "cblas_dgemm", "sgemm_", "sgemv_", "strsm_")
-_PREFIXES = ("", "scipy_")  # of the names of functions; OpenBLAS in wheels has one
+_SYMBOLS_OF_MLX = ("cblas_sgemm", "cblas_dgemm", "sgemm_", "sgemv_", "strsm_")  # what MLX calls
+# beginnings and ends of the names of functions: OpenBLAS in wheels has a prefix, and a suffix for
+# 64-bit integers
+_PREFIXES = ("", "scipy_")
 _SUFFIXES = ("", "64_", "_64")
 _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -43,7 +45,7 @@ class BlasReport:
     """Which BLAS library MLX uses.
 
     in_front: whether a faster library was loaded before MLX's own. If not, MLX uses its own, and
-    `reason` says why. no_shim: why MLX's calls do not go through the shim of
+    `reason` says why. file: the library. no_shim: why MLX's calls do not go through the shim of
     `kernels/products.py`; empty if they do. few_rows: products of up to this many rows are
     computed by a C kernel; if 0, `no_kernel` says why. core: the processor type for which OpenBLAS
     has chosen its kernels; empty if unknown.
@@ -139,13 +141,16 @@ def blas_of_numpy() -> tuple[BlasThreads, ...]:
         for line in lines
         if "/" in line and ("openblas" in line or "mkl_rt" in line)
     }
-    own = files - {_current.file}
+    files_of_numpy = files - {_current.file}
     return tuple(
-        threads for file in sorted(own or files) if (threads := _threads_of(file)) is not None
+        threads
+        for file in sorted(files_of_numpy or files)
+        if (threads := _threads_of(file)) is not None
     )
 
 
 def _threads_of(file: str) -> BlasThreads | None:
+    """Access to the thread count of a loaded library; None if it is no BLAS with such functions."""
     try:
         library = _Library.opened(file)
     except OSError:
@@ -159,8 +164,9 @@ def _threads_of(file: str) -> BlasThreads | None:
 def _thread_functions(library: _Library) -> tuple[Any, Any]:
     """The functions that get and set the thread count; None if there are none."""
     if library.has("openblas_set_num_threads"):
-        get, put = (library.function(f"openblas_{verb}_num_threads") for verb in ("get", "set"))
-        return get, put
+        names = (f"openblas_{verb}_num_threads" for verb in ("get", "set"))
+        get_threads, set_threads = map(library.function, names)
+        return get_threads, set_threads
     if hasattr(library.handle, "MKL_Set_Num_Threads"):
         return library.handle.MKL_Get_Max_Threads, library.handle.MKL_Set_Num_Threads
     return None, None
@@ -206,16 +212,17 @@ class _Library:
         return getattr(self.handle, f"{self.prefix}{name}{self.suffix}")
 
     def text(self, name: str) -> str:
-        """The result of the function, called without arguments; empty if it does not exist."""
+        """The text that a function without parameters returns; empty if it does not exist."""
         if not self.has(name):
             return ""
-        question = self.function(name)
-        question.restype = ctypes.c_char_p
-        answer: bytes | None = question()
-        return (answer or b"").decode(errors="replace")
+        function = self.function(name)
+        function.restype = ctypes.c_char_p
+        text: bytes | None = function()
+        return (text or b"").decode(errors="replace")
 
     @property
     def config(self) -> str:
+        """OpenBLAS's description of itself, such as "OpenBLAS 0.3.30 USE64BITINT …"; else empty."""
         return self.text("openblas_get_config")
 
     @property
@@ -225,12 +232,12 @@ class _Library:
 
 def _wanted_threads() -> int:
     """Return one thread per usable core, or fewer if one of `_THREAD_VARIABLES` says so."""
-    wanted = [
+    limits = [
         int(value)
         for name in _THREAD_VARIABLES
         if (value := os.environ.get(name, "")).isdigit() and int(value) > 0
     ]
-    return min([usable_cores(), *wanted[:1]])
+    return min([usable_cores(), *limits[:1]])
 
 
 def _candidates() -> list[str]:
@@ -243,10 +250,11 @@ def _candidates() -> list[str]:
         for folder in folders
         if (folder / name).exists()
     ]
-    return [*_in_numpys_wheel(), *files, "libopenblas.so.0", "libmkl_rt.so.2"]
+    return [*_files_in_numpys_wheel(), *files, "libopenblas.so.0", "libmkl_rt.so.2"]
 
 
-def _in_numpys_wheel() -> list[str]:
+def _files_in_numpys_wheel() -> list[str]:
+    """The OpenBLAS that comes with numpy, found without importing numpy."""
     numpy = importlib.util.find_spec("numpy")
     folders = numpy.submodule_search_locations if numpy else None
     return [
@@ -257,7 +265,7 @@ def _in_numpys_wheel() -> list[str]:
 
 
 def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
-    """Load the first library that MLX can call, through the shim if possible."""
+    """Load the first usable library so that MLX calls it, through the shim if possible."""
     # not at the top: it imports numpy, which the command line does not need
     from holdfast.worker.cpu.kernels import products
 
@@ -271,16 +279,16 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
                 library = _Library.opened(candidate)
         except OSError:
             continue
-        functions = [f"cblas_{kind}gemm" for kind in "sdc"]
-        if not no_shim and all(library.has(each) for each in functions):
-            sgemm, dgemm, cgemm = map(library.function, functions)
+        names = [f"cblas_{letter}gemm" for letter in "sdc"]
+        if not no_shim and all(library.has(name) for name in names):
+            sgemm, dgemm, cgemm = map(library.function, names)
             get_threads, set_threads = _thread_functions(library)
             blas = products.Blas(
                 *(sgemm, dgemm, cgemm), get_threads, set_threads, library.takes_64_bits
             )
-            file = products.put_before_mlx(blas, threads=threads)
-            if file:
-                return _set_threads(library, file, threads, few_rows=products.few_rows())
+            shim_file = products.put_before_mlx(blas, threads=threads)
+            if shim_file:
+                return _set_threads(library, shim_file, threads, few_rows=products.few_rows())
             no_shim = "it disagrees with numpy on this machine"
         refusal = _refusal(library)
         if refusal:
@@ -300,23 +308,24 @@ def _load_first(candidates: list[str], *, threads: int) -> BlasReport:
 
 def _refusal(library: _Library) -> str:
     """Why MLX cannot use the library without the shim; empty if it can."""
-    missing = [symbol for symbol in _SYMBOLS if not hasattr(library.handle, symbol)]
+    missing = [symbol for symbol in _SYMBOLS_OF_MLX if not hasattr(library.handle, symbol)]
     if missing:
         return f"lacks {missing[0]}"
     return "takes 64-bit integers" if library.takes_64_bits else ""
 
 
 def _set_threads(
-    library: _Library, in_front: str, threads: int, *, few_rows: int = 0, no_shim: str = ""
+    library: _Library, loaded_file: str, threads: int, *, few_rows: int = 0, no_shim: str = ""
 ) -> BlasReport:
-    """Set the number of threads of the BLAS, and report.
+    """Check that MLX will call the loaded file, set the number of threads of the BLAS, and report.
 
-    in_front: the file that MLX should call. few_rows, no_shim: as in `BlasReport`.
+    loaded_file: the file that MLX should call: the shim or the BLAS. few_rows, no_shim: as in
+    `BlasReport`.
     """
-    first = _file_of_symbol("cblas_sgemm")
-    if first != os.path.realpath(in_front):
+    called_file = _file_of_symbol("cblas_sgemm")
+    if called_file != os.path.realpath(loaded_file):
         return BlasReport(
-            in_front=False, threads=threads, reason=f"{first} comes before {in_front}"
+            in_front=False, threads=threads, reason=f"{called_file} comes before {loaded_file}"
         )
     file = _file_of_symbol(f"{library.prefix}cblas_sgemm{library.suffix}", library.handle)
     name, version = Path(file).name, ""
@@ -347,19 +356,20 @@ def _file_of_symbol(symbol: str, library: ctypes.CDLL | None = None) -> str:
     except AttributeError:
         return ""
     info = (ctypes.c_char_p * 4)()  # Dl_info: four pointers; the first one points to the file name
-    found = process.dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info))
-    file = info[0] if found else None
+    is_found = process.dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(info))
+    file = info[0] if is_found else None
     return os.path.realpath(os.fsdecode(file)) if file else ""
 
 
 @contextmanager
 def _thread_variables(threads: int) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    """Set the environment variables by which BLAS libraries choose their threads, within the block."""
+    previous_values = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous_values.items():
             if value is None:
                 del os.environ[name]
             else:

@@ -37,9 +37,10 @@ from holdfast.worker.engine.backend import StepOperations
 
 # A sequence that decodes alone takes its cosines and sines from a table of this many positions.
 TABLE_POSITIONS = 64
-MOST_TABLES = 16
-_ORIGINAL = "_holdfast_original"
-_TRANSPOSED = "_holdfast_transposed"  # not a parameter of the module, because it is not an array
+MOST_TABLES = 16  # tables to keep
+_ORIGINAL = "_holdfast_original"  # attribute of a replacement: MLX's function
+# attribute of a linear layer: a `_Transposed`. Not a parameter of the module, as it is not an array.
+_TRANSPOSED = "_holdfast_transposed"
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
@@ -49,7 +50,11 @@ def is_on() -> bool:
 
 
 class RopeArguments(NamedTuple):
-    """A rotary embedding: the arguments of `mx.fast.rope` except array, positions and stream."""
+    """A rotary embedding: the arguments of `mx.fast.rope` except array, positions and stream.
+
+    dims: how many numbers of a head are rotated. traditional: whether neighbours form the rotated
+    pairs, instead of numbers of both halves.
+    """
 
     dims: int
     traditional: bool
@@ -58,18 +63,21 @@ class RopeArguments(NamedTuple):
     freqs: mx.array | None
 
     def key(self, dtype: mx.Dtype) -> tuple[Any, ...]:
+        """A key for dictionaries, valid while the array `freqs` exists."""
         return (*self[:-1], id(self.freqs), dtype)
 
 
 class _Factors(NamedTuple):
-    """What x and its swapped copy are multiplied by: [rows or 1, 1, tokens, dims] each."""
+    """The factors of a rotation, by which x and its swapped copy are multiplied: [rows or 1, 1,
+    tokens, dims] each. A row is a sequence of the batch.
+    """
 
     cosines: mx.array
     sines: mx.array
 
-    def at(self, position: int) -> _Factors:
-        here = slice(position, position + 1)
-        return _Factors(self.cosines[:, :, here], self.sines[:, :, here])
+    def of_token(self, index: int) -> _Factors:
+        token = slice(index, index + 1)
+        return _Factors(self.cosines[:, :, token], self.sines[:, :, token])
 
 
 class Rotations(StepOperations):
@@ -82,24 +90,26 @@ class Rotations(StepOperations):
 
     def __init__(self, *, transposes_once: bool = False) -> None:
         self._transposes_once = transposes_once
-        # both with the array whose id is part of the key, so that no other array gets that id
-        self._of_step: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
-        self._tables: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}  # over steps
-        self._shared: mx.array | None = None
+        # The factors of this step, and tables that are kept over steps. Both keep the array whose id
+        # is part of the key (`RopeArguments.key`), so that no other array gets that id.
+        self._step_factors: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
+        self._tables: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
+        # the positions for which `share` was called; None: only positions that are plain integers
+        self._shared_offset: mx.array | None = None
 
     def share(self, offset: mx.array) -> mx.array:
         """Let all following rotations of this step at these positions share their factors, instead
         of those at the positions shared before. The array must not change. Returns it.
         """
-        self._of_step.clear()
-        self._shared = offset
+        self._step_factors.clear()
+        self._shared_offset = offset
         return offset
 
     def can_share(self, offset: int | mx.array) -> bool:
         """Whether factors for this offset can be shared. An array that a model has made itself
         could be changed in place, or be a placeholder while MLX traces a function.
         """
-        return isinstance(offset, int) or offset is self._shared
+        return isinstance(offset, int) or offset is self._shared_offset
 
     def step(self) -> AbstractContextManager[None]:
         """Within the block, this thread rotates in fewer operations, unless HOLDFAST_KERNELS turns
@@ -109,6 +119,7 @@ class Rotations(StepOperations):
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
+        """Tell the replaced functions that this thread is in a step; forget its factors at the end."""
         _install()
         _thread_state.rotations = self
         _thread_state.transposes_once = self._transposes_once
@@ -117,8 +128,8 @@ class Rotations(StepOperations):
         finally:
             _thread_state.rotations = None
             _thread_state.transposes_once = False
-            self._of_step.clear()
-            self._shared = None
+            self._step_factors.clear()
+            self._shared_offset = None
 
     def factors(
         self,
@@ -129,19 +140,22 @@ class Rotations(StepOperations):
         tokens: int,
         dtype: mx.Dtype,
     ) -> _Factors:
-        """Requires `can_share(offset)`. rotate: MLX's function."""
+        """The factors for `tokens` positions from `offset` on, computed once per step. Requires
+        `can_share(offset)`. rotate: MLX's function.
+        """
         rotation_key = arguments.key(dtype)
         key = (offset if isinstance(offset, int) else None, tokens, *rotation_key)
-        cached = self._of_step.get(key)
+        cached = self._step_factors.get(key)
         if cached is not None:
             return cached[0]
         if tokens == 1 and isinstance(offset, int):
             index = offset % TABLE_POSITIONS
-            found = self._table(rotate, arguments, offset - index, rotation_key, dtype).at(index)
+            table = self._table(rotate, arguments, offset - index, rotation_key, dtype)
+            factors = table.of_token(index)
         else:
-            found = _factors(rotate, arguments, offset, tokens=tokens, dtype=dtype)
-        self._of_step[key] = found, arguments.freqs
-        return found
+            factors = _factors(rotate, arguments, offset, tokens=tokens, dtype=dtype)
+        self._step_factors[key] = factors, arguments.freqs
+        return factors
 
     def _table(
         self,
@@ -171,6 +185,9 @@ def _factors(
     tokens: int,
     dtype: mx.Dtype,
 ) -> _Factors:
+    """Compute the factors for `tokens` positions from `offset` on, by rotating (1, 0) with MLX's
+    function `rotate`: the result is (cos, sin).
+    """
     rows = 1 if isinstance(offset, int) else offset.size
     half = arguments.dims // 2
     ones_and_zeros = mx.array([1.0] * half + [0.0] * half, dtype=dtype)
@@ -191,6 +208,8 @@ def _factors(
 
 
 class _StepState(threading.local):
+    """The step that this thread is in: None and False outside `Rotations.step`."""
+
     rotations: Rotations | None = None
     transposes_once: bool = False
 
@@ -210,7 +229,7 @@ def cosines_and_sines(
 
 
 def _install() -> None:
-    """Put the functions in the place of MLX's. Idempotent."""
+    """Replace MLX's functions by those of this module, which call them. Idempotent."""
     for owner, name, wrap in (
         (mx.fast, "rope", _rope),
         (Linear, "__call__", _linear),
@@ -221,6 +240,8 @@ def _install() -> None:
 
 
 def _rope(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A replacement for `mx.fast.rope`, with the same parameters."""
+
     def rope(
         a: mx.array,
         dims: int,
@@ -255,6 +276,7 @@ def _rope(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _rotate(x: mx.array, factors: _Factors, *, traditional: bool) -> mx.array:
+    """x * cosines + swapped * sines, where `swapped` exchanges the two numbers of each pair of x."""
     half = x.shape[-1] // 2
     if traditional:
         pairs = x.reshape(*x.shape[:-1], half, 2)
@@ -275,6 +297,10 @@ class _Transposed:
 
 
 def _linear(original: Callable[[Linear, mx.array], mx.array]) -> Callable[..., mx.array]:
+    """A replacement for `Linear.__call__`: in a step of one sequence, it multiplies with a view of the
+    transposed weight that is made once.
+    """
+
     def __call__(self: Linear, x: mx.array) -> mx.array:  # noqa: N807
         if not _thread_state.transposes_once or x.ndim != 3 or x.shape[0] != 1:
             return original(self, x)

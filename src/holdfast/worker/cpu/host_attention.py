@@ -5,6 +5,10 @@ Most of the prefill time of a long prompt goes into exponentials, which MLX comp
 numpy uses vector instructions and releases the interpreter lock, so the heads of all spans are
 distributed over threads, in blocks that fit in a core's cache. On 4 cores, this is 7 to 15 times as
 fast as mx.fast (docs/lab-log.md).
+
+A span is the new tokens of one sequence; parts are adjoining keys and values that it attends to. Rows
+are queries, columns are keys. A key head is a head of keys and values that several query heads share.
+Sinks are scores, one per head, that take part in the softmax without a value.
 """
 
 from __future__ import annotations
@@ -29,10 +33,11 @@ from holdfast.worker.cpu.kernels import products
 from holdfast.worker.engine.backend import AttentionSpan
 
 _BLOCK_SCORES = 1 << 18  # 1 MiB of float32: a core's share of the cache
-_MIN_ROWS = 64  # rows of a block, if there are enough: the keys are read once for all rows
-_SMALL_PRODUCT = 1_000_000  # up to this many multiplications, OpenBLAS does not pack matrices
-_LEAST_STEP = 200  # keys per product; with fewer, the overhead of numpy calls is too large
-_FEW_ROWS = 32  # with more rows, packing the matrices pays
+_LEAST_BLOCK_ROWS = 64  # if there are enough: the keys are read once for all rows of a block
+# up to this many multiplications, OpenBLAS does not copy the matrices into packed form first
+_UNPACKED_MULTIPLICATIONS = 1_000_000
+_LEAST_KEY_STEP = 200  # keys per product; with fewer, the overhead of numpy calls is too large
+_MOST_UNPACKED_ROWS = 32  # with more rows, packing the matrices pays
 SCORES_WORTH_IT = 1 << 15  # with fewer, waiting for MLX and waking threads costs the time saved
 
 _Array: TypeAlias = npt.NDArray[np.float32]
@@ -55,17 +60,17 @@ class _Block:
     def columns(self) -> int:
         return sum(keys.shape[-2] for keys, _ in self.parts)
 
-    def of_head(self, head: int, seen: slice) -> list[tuple[_Array, _Array]]:
-        """Parts of the keys and values of one key head, for the columns in `seen`."""
-        found = []
-        first = 0
+    def parts_of_head(self, head: int, columns: slice) -> list[tuple[_Array, _Array]]:
+        """Parts of the keys and values of one key head, for these columns."""
+        parts = []
+        first_column = 0
         for keys, values in self.parts:
-            low = max(seen.start - first, 0)
-            high = min(seen.stop - first, keys.shape[1])
+            low = max(columns.start - first_column, 0)
+            high = min(columns.stop - first_column, keys.shape[1])
             if low < high:
-                found.append((keys[head, low:high], values[head, low:high]))
-            first += keys.shape[1]
-        return found
+                parts.append((keys[head, low:high], values[head, low:high]))
+            first_column += keys.shape[1]
+        return parts
 
 
 def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) -> mx.array:
@@ -87,11 +92,11 @@ def attend_one(queries: mx.array, parts: Sequence[tuple[mx.array, mx.array]]) ->
         attended = mx.softmax(scores[0], axis=-1, precise=True) @ parts[0][1]
     else:
         weights = mx.softmax(mx.concatenate(scores, axis=-1), axis=-1, precise=True)
-        of_parts = mx.split(
+        part_weights = mx.split(
             weights, list(itertools.accumulate(part.shape[3] for part in scores[:-1])), axis=-1
         )
-        terms = [weight @ values for weight, (_, values) in zip(of_parts, parts, strict=True)]
-        attended = sum(terms[1:], start=terms[0])
+        sums = [weight @ values for weight, (_, values) in zip(part_weights, parts, strict=True)]
+        attended = sum(sums[1:], start=sums[0])
     return attended.reshape(1, heads, 1, attended.shape[3])
 
 
@@ -99,8 +104,8 @@ def pays(spans: Sequence[AttentionSpan], *, host_scores: int) -> bool:
     """Whether `attend` is faster than MLX. It is faster in prefill only: decoding is limited by
     memory bandwidth, not by exponentials.
 
-    host_scores: the number of attention scores from which `attend` is faster: SCORES_WORTH_IT,
-    except in the probe.
+    host_scores: the number of attention scores from which `attend` is to be used: SCORES_WORTH_IT,
+    except in tests.
     """
     if sys.platform != "linux" or all(span.tokens == 1 for span in spans):
         return False
@@ -115,20 +120,20 @@ def attend(spans: Sequence[AttentionSpan], *, sinks: mx.array | None) -> list[mx
     value; None: no sinks. A query's result depends only on its own keys, except for rounding:
     products with a different number of rows add in a different order.
     """
-    lazy = [
+    float_arrays = [
         [_as_float32(array) for array in (span.queries, *itertools.chain(*span.parts))]
         for span in spans
     ]
-    mx.eval(lazy, *([] if sinks is None else [sinks]))
-    extra = None if sinks is None else np.array(sinks.astype(mx.float32))
+    mx.eval(float_arrays, *([] if sinks is None else [sinks]))
+    float_sinks = None if sinks is None else np.array(sinks.astype(mx.float32))
     work = []
-    for span, arrays in zip(spans, lazy, strict=True):
+    for span, arrays in zip(spans, float_arrays, strict=True):
         # views, which are released before the next append
         queries, *pairs = (np.array(array, copy=False)[0] for array in arrays)
         work.append(HostSpan(queries, list(zip(pairs[::2], pairs[1::2], strict=True)), span.window))
     return [
         mx.array(result[None]).astype(span.queries.dtype)
-        for result, span in zip(attend_in_numpy(work, sinks=extra), spans, strict=True)
+        for result, span in zip(attend_in_numpy(work, sinks=float_sinks), spans, strict=True)
     ]
 
 
@@ -163,69 +168,71 @@ def _as_float32(array: mx.array) -> mx.array:
 def _divide(
     heads: _Block, *, window: int | None, sinks: _Array | None
 ) -> Iterator[Callable[[], None]]:
-    """Split the work into pieces that write separate parts of the result. A piece is some rows of
-    one head; if there are few rows, it is all rows of several heads that share keys.
+    """Split the attention of one span into pieces that write separate parts of the result. A piece is
+    some rows of one head; if there are few rows, it is all rows of several heads that share keys.
     """
     tokens = heads.queries.shape[1]
-    columns = heads.columns
+    all_columns = heads.columns
     kv_heads = len(heads.parts[0][0])
-    group_heads = len(heads.queries) // kv_heads
+    group_heads = len(heads.queries) // kv_heads  # heads that share a key head
     piece_heads = max(
-        1, min(group_heads, _MIN_ROWS // tokens, len(heads.queries) // threads_to_use())
+        1, min(group_heads, _LEAST_BLOCK_ROWS // tokens, len(heads.queries) // threads_to_use())
     )
     # pieces of equal length: a short piece would take nearly as long, since BLAS packs all keys
-    rows = -(-tokens // max(1, tokens // max(_MIN_ROWS, _BLOCK_SCORES // columns)))
+    rows = -(-tokens // max(1, tokens // max(_LEAST_BLOCK_ROWS, _BLOCK_SCORES // all_columns)))
     first_heads = itertools.chain(
         *(
             range(head, head + group_heads, piece_heads)
             for head in range(0, len(heads.queries), group_heads)
         )
     )
-    for first, start in itertools.product(first_heads, range(0, tokens, rows)):
+    for first_head, start in itertools.product(first_heads, range(0, tokens, rows)):
         piece_rows = slice(start, min(start + rows, tokens))
-        group = slice(
-            first,
-            min(first + piece_heads, (first // group_heads + 1) * group_heads),
+        heads_of_piece = slice(
+            first_head,
+            min(first_head + piece_heads, (first_head // group_heads + 1) * group_heads),
         )
-        seen = slice(
-            0 if window is None else max(0, columns - tokens + start + 1 - window),
-            columns - tokens + piece_rows.stop,
+        # the columns that at least one row of the piece sees
+        columns = slice(
+            0 if window is None else max(0, all_columns - tokens + start + 1 - window),
+            all_columns - tokens + piece_rows.stop,
         )
-        queries = heads.queries[group, piece_rows]
-        result = heads.result[group, piece_rows]
+        queries = heads.queries[heads_of_piece, piece_rows]
+        result = heads.result[heads_of_piece, piece_rows]
         # a piece of several heads has all of their rows, so the reshaped result is a view
         queries = queries.reshape(-1, queries.shape[2]) if piece_heads > 1 else queries[0]
         result = result.reshape(-1, result.shape[2]) if piece_heads > 1 else result[0]
-        block = _Block(queries, heads.of_head(first // group_heads, seen), result)
-        hidden = _hidden(piece_rows.stop - start, block.columns, window)
+        block = _Block(queries, heads.parts_of_head(first_head // group_heads, columns), result)
+        hidden = _hidden_columns(piece_rows.stop - start, block.columns, window)
         yield partial(
-            _attend,
+            _attend_block,
             block,
             hidden=hidden,
             sinks=None
             if sinks is None
-            else np.repeat(sinks[group], piece_rows.stop - start)[:, None],
+            else np.repeat(sinks[heads_of_piece], piece_rows.stop - start)[:, None],
         )
 
 
 @lru_cache(maxsize=8)
-def _hidden(rows: int, columns: int, window: int | None) -> _Mask | None:
-    """A mask of the positions that each row must not see: bool [rows, n], for the last n columns.
-    None if every row sees all columns.
+def _hidden_columns(rows: int, columns: int, window: int | None) -> _Mask | None:
+    """A mask of the columns that each row must not see: bool [rows, n], for the last n columns. The
+    rows are at the positions of the last columns. None if every row sees all columns.
     """
     if window is not None and columns > window:
-        position = np.arange(columns - rows, columns)[:, None]
+        position_of_row = np.arange(columns - rows, columns)[:, None]
         column = np.arange(columns)[None]
-        return (column > position) | (column <= position - window)
+        return (column > position_of_row) | (column <= position_of_row - window)
     return None if rows == 1 else np.triu(np.ones((rows, rows), bool), 1)
 
 
-def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
+def _attend_block(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> None:
     """Compute one block and write its result.
 
-    hidden: the positions that each row of a head must not see (`_hidden`). sinks: [rows, 1].
+    hidden: the mask of `_hidden_columns` for the rows of one head. sinks: [rows, 1].
     """
     scores = _scratch_scores(len(block.queries), block.columns)
+    # the column at which each part ends
     ends = list(itertools.accumulate(len(keys) for keys, _ in block.parts))
     key_step = _key_step(block.queries)
     for end, (keys, _) in zip(ends, block.parts, strict=True):
@@ -238,36 +245,36 @@ def _attend(block: _Block, *, hidden: _Mask | None, sinks: _Array | None) -> Non
     if hidden is not None:
         by_head = scores.reshape(-1, len(hidden), block.columns)
         np.copyto(by_head[:, :, block.columns - hidden.shape[1] :], -np.inf, where=hidden)
-    top = scores.max(axis=1, keepdims=True)
+    max_scores = scores.max(axis=1, keepdims=True)
     if sinks is not None:
-        top = np.maximum(top, sinks)
-    np.subtract(scores, top, out=scores)
-    np.exp(scores, out=scores)
-    total = scores.sum(axis=1, keepdims=True)
+        max_scores = np.maximum(max_scores, sinks)
+    np.subtract(scores, max_scores, out=scores)
+    weights = np.exp(scores, out=scores)
+    weight_sums = weights.sum(axis=1, keepdims=True)
     if sinks is not None:
-        total += np.exp(sinks - top)
-    runs = zip(ends, (values for _, values in block.parts), strict=True)
+        weight_sums += np.exp(sinks - max_scores)
+    values_with_ends = zip(ends, (values for _, values in block.parts), strict=True)
     attended = [
-        _weighted(scores[:, end - len(values) : end], values, key_step=key_step)
-        for end, values in runs
+        _weighted_sums(weights[:, end - len(values) : end], values, key_step=key_step)
+        for end, values in values_with_ends
     ]
-    np.divide(sum(attended[1:], start=attended[0]), total, out=block.result)
+    np.divide(sum(attended[1:], start=attended[0]), weight_sums, out=block.result)
 
 
 def _key_step(queries: _Array) -> int:
     """The number of keys per matrix product that is fastest; 0: all keys in one product.
 
-    For AVX-512, OpenBLAS has kernels for small products that do not pack the matrices. With few
-    rows, packing would be most of the work.
+    For AVX-512, OpenBLAS has kernels for small products that do not pack the matrices (copy them into
+    the order in which they are read). With few rows, packing would be most of the work.
     """
-    if len(queries) > _FEW_ROWS or not _has_small_products():
+    if len(queries) > _MOST_UNPACKED_ROWS or not _has_small_product_kernels():
         return 0
-    key_step = min(1024, _SMALL_PRODUCT // queries.size)
-    return key_step if key_step >= _LEAST_STEP else 0
+    key_step = min(1024, _UNPACKED_MULTIPLICATIONS // queries.size)
+    return key_step if key_step >= _LEAST_KEY_STEP else 0
 
 
 def _score(queries: _Array, keys: _Array, *, out: _Array, key_step: int) -> None:
-    """Write the products of queries and keys to `out`, [rows, columns]."""
+    """Write the products of queries and keys to `out`, [rows, columns]. key_step: `_key_step`."""
     if not key_step:
         np.matmul(queries, keys.T, out=out)
         return
@@ -276,11 +283,11 @@ def _score(queries: _Array, keys: _Array, *, out: _Array, key_step: int) -> None
         out[:, start : start + key_step] = (keys[start : start + key_step] @ transposed).T
 
 
-def _weighted(weights: _Array, values: _Array, *, key_step: int) -> _Array:
-    """The weighted sums of the values, [rows, value_dim]."""
-    cuts = range(0, len(values), key_step or len(values))
-    total = weights[:, : cuts.step] @ values[: cuts.step]
-    for start in cuts[1:]:
+def _weighted_sums(weights: _Array, values: _Array, *, key_step: int) -> _Array:
+    """The weighted sums of the values, [rows, value_dim]. key_step: `_key_step`."""
+    starts = range(0, len(values), key_step or len(values))
+    total = weights[:, : starts.step] @ values[: starts.step]
+    for start in starts[1:]:
         total += weights[:, start : start + key_step] @ values[start : start + key_step]
     return total
 
@@ -289,17 +296,19 @@ _scratch = threading.local()  # a buffer for the scores of one block, per thread
 
 
 def _scratch_scores(rows: int, columns: int) -> _Array:
-    room: _Array | None = getattr(_scratch, "room", None)
-    if room is None or room.size < rows * columns:
-        room = _scratch.room = np.empty(max(_BLOCK_SCORES, rows * columns), np.float32)
-    return room[: rows * columns].reshape(rows, columns)
+    """This thread's array for the scores of a block, with arbitrary content. The next call reuses it."""
+    buffer: _Array | None = getattr(_scratch, "buffer", None)
+    if buffer is None or buffer.size < rows * columns:
+        buffer = _scratch.buffer = np.empty(max(_BLOCK_SCORES, rows * columns), np.float32)
+    return buffer[: rows * columns].reshape(rows, columns)
 
 
 _numpy_libraries = cache(blas_of_numpy)
 
 
 @cache
-def _has_small_products() -> bool:
+def _has_small_product_kernels() -> bool:
+    """Whether numpy's BLAS multiplies small matrices without packing them."""
     return any(library.core in AVX512_CORES for library in _numpy_libraries())
 
 
@@ -314,7 +323,7 @@ def threads_to_use() -> int:
 
 
 @cache
-def _helpers() -> ThreadPoolExecutor | None:
+def _helping_threads() -> ThreadPoolExecutor | None:
     """The threads in addition to the calling one; None if there is only one core."""
     if threads_to_use() == 1:
         return None
@@ -327,17 +336,18 @@ def _products_on_one_thread() -> Iterator[None]:
 
     Our threads already use all cores: products on several threads would wait for each other. The
     limit is set and undone each time, which takes a microsecond: when Holdfast is used as a
-    library, other code in the process may use numpy. The shim does so too, so it counts for both.
+    library, other code in the process may use numpy. A BLAS that numpy and MLX share gets its limit
+    from the shim (`products`), which also sets it for MLX's products.
     """
-    before = [(each, each.get()) for each in _numpy_libraries() if not each.is_behind_shim]
-    is_shared = len(before) < len(_numpy_libraries())
+    previous = [(each, each.get()) for each in _numpy_libraries() if not each.is_behind_shim]
+    is_behind_shim = len(previous) < len(_numpy_libraries())
     try:
-        for library, _ in before:
+        for library, _ in previous:
             library.set(1)
-        with products.blas_on_one_thread() if is_shared else nullcontext():
+        with products.blas_on_one_thread() if is_behind_shim else nullcontext():
             yield
     finally:
-        for library, threads in before:
+        for library, threads in previous:
             library.set(threads)
 
 
@@ -345,27 +355,29 @@ def _run_all(work: Sequence[Callable[[], None]]) -> None:
     """Run all pieces of work, distributed over all threads. Raises the error of a failed piece."""
     pieces_left = iter(work)  # shared by the threads: each takes the next piece
 
-    def take() -> None:
+    def run_pieces() -> None:
         with np.errstate(all="ignore"):  # NaN is detected in the logits
             for piece in pieces_left:
                 piece()
 
     with _one_at_a_time, _products_on_one_thread():
-        others = list(_start_helpers(take, min(len(work), threads_to_use()) - 1))
+        helper_count = min(len(work), threads_to_use()) - 1
+        helpers = list(_start_helpers(run_pieces, helper_count))
         try:
-            take()
+            run_pieces()
         finally:
-            wait(others)
-    for other in others:
-        other.result()
+            wait(helpers)
+    for helper in helpers:
+        helper.result()
 
 
 def _start_helpers(task: Callable[[], None], count: int) -> Iterator[Future[None]]:
-    helpers = _helpers()
-    if helpers is None:
+    """Start a task on `count` threads; on fewer if the process has only one core or is ending."""
+    pool = _helping_threads()
+    if pool is None:
         return
     for _ in range(count):
         try:
-            yield helpers.submit(task)
+            yield pool.submit(task)
         except RuntimeError:
             return  # the interpreter is shutting down; the calling thread does all the work

@@ -1,5 +1,7 @@
 """Attention of decoding sequences on the CPU, by the C kernel or by numpy.
 
+Codes are quantized keys and values. A run is a range of adjoining tokens in one buffer.
+
 A step waits for MLX once per layer, calls the kernel on MLX's buffers in place, and continues in
 MLX. Without the kernel, numpy computes attention over quantized keys and values, and MLX attention
 over unquantized ones. The wait costs 20 to 40 µs, so it only pays when there are many attention
@@ -46,7 +48,7 @@ def pays(
     seen_tokens: how many positions each sequence's query sees. queries: [rows, heads, 1, head_dim].
     least_scores: the number of attention scores from which the wait for MLX is worth it.
     """
-    has_codes = _have_codes(layers)
+    has_codes = _have_codes(layers)  # which MLX would have to dequantize first
     if not has_codes and (
         decode_attention.unavailable() or sum(seen_tokens) * queries.shape[1] < least_scores
     ):
@@ -72,13 +74,13 @@ def attend(
     queries: scaled, [rows, heads, 1, head_dim]. sinks: [heads]. Returns [rows, heads, 1,
     value_dim]. Evaluates the queries and the states.
     """
-    extra = [] if sinks is None else [sinks.astype(mx.float32)]
-    mx.eval(queries, extra)
+    float_sinks = [] if sinks is None else [sinks.astype(mx.float32)]
+    mx.eval(queries, float_sinks)
     attended = attend_in_place(
         layers,
         seen_tokens,
         np.array(queries, copy=False)[:, :, 0],
-        sinks=np.array(extra[0]) if extra else None,
+        sinks=np.array(float_sinks[0]) if float_sinks else None,
     )
     return mx.array(attended[:, :, None])
 
@@ -93,28 +95,32 @@ def attend_in_place(
     """As `attend`, for numpy arrays. queries: [rows, heads, head_dim], sinks: [heads]. Returns
     [rows, heads, value_dim]. Evaluates the states.
     """
-    stored = [list(layer.stored(count)) for layer, count in zip(layers, seen_tokens, strict=True)]
-    mx.eval([arrays for runs in stored for arrays, _, _ in runs])
+    stored_runs = [
+        list(layer.stored(count)) for layer, count in zip(layers, seen_tokens, strict=True)
+    ]
+    mx.eval([arrays for runs in stored_runs for arrays, _, _ in runs])
     keys, values = layers[0].form()
+    # by the id of their first array: sequences that share arrays must share the `Buffer`
     buffers: dict[int, Buffer] = {}
-    rows = []
-    for layer, runs in zip(layers, stored, strict=True):
-        row = []
+    runs_of_rows = []
+    for layer, runs in zip(layers, stored_runs, strict=True):
+        runs_of_row = []
         for arrays, start, end in runs:
-            key = id(arrays[0])
-            if key not in buffers:
-                buffers[key] = _buffer(arrays, bits_of(layer), kv_heads=keys.heads)
-            row.append(Run(buffers[key], start, end))
-        rows.append(row)
+            array_id = id(arrays[0])
+            if array_id not in buffers:
+                buffers[array_id] = _buffer(arrays, bits_of(layer), kv_heads=keys.heads)
+            runs_of_row.append(Run(buffers[array_id], start, end))
+        runs_of_rows.append(runs_of_row)
     compute = decode_attention.attend_in_numpy
     if _has_kernel(layers[0], queries.shape[1], is_quantized=_have_codes(layers)):
         compute = partial(decode_attention.attend, threads=threads_to_use())
     return compute(
-        queries, rows, kv_heads=keys.heads, value_dimension=values.dimension, sinks=sinks
+        queries, runs_of_rows, kv_heads=keys.heads, value_dimension=values.dimension, sinks=sinks
     )
 
 
 def _have_codes(layers: Sequence[LayerKV]) -> bool:
+    """Whether a layer holds quantized keys and values."""
     return any(layer.bits for layer in layers)
 
 
@@ -138,8 +144,8 @@ def bits_of(layer: LayerKV) -> tuple[Bits, Bits]:
 def _buffer(stored: Sequence[mx.array], bits: tuple[Bits, Bits], *, kv_heads: int) -> Buffer:
     """The buffer of stored keys and values, which are evaluated and row-contiguous.
 
-    bits: of keys and of values in the quantized runs of the layer; runs of one or two arrays are
-    not quantized.
+    stored: one array each for keys and values, or three (codes, scales, biases), unless they share
+    arrays. bits: of the codes of keys and of values; unused if there are no codes.
     """
     # these views must be released before the next append to the buffers
     views: list[Any] = [np.array(array, copy=False)[0] for array in stored]
@@ -150,7 +156,9 @@ def _buffer(stored: Sequence[mx.array], bits: tuple[Bits, Bits], *, kv_heads: in
     if half == 1:
         return Buffer(*views)
     keys, values = (
-        Quantized(codes, scales, biases, of)
-        for (codes, scales, biases), of in zip((views[:half], views[half:]), bits, strict=True)
+        Quantized(codes, scales, biases, code_bits)
+        for (codes, scales, biases), code_bits in zip(
+            (views[:half], views[half:]), bits, strict=True
+        )
     )
     return Buffer(keys, values)

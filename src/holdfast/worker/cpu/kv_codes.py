@@ -1,5 +1,8 @@
 """Dequantizes keys and values on a CPU: with the C kernel, which is several times as fast as MLX, or,
 for 5 bits, in MLX operations that take a quarter of the time of `mx.dequantize`.
+
+Keys and values may have different forms and bits: pairs here are for keys and for values. Codes are
+quantized numbers, stored with a scale and a bias per group. A run is a range of adjoining tokens.
 """
 
 from __future__ import annotations
@@ -37,22 +40,23 @@ def dequantize(
 def _by_kernel(
     runs: Sequence[StoredCodes], forms: tuple[HeadsForm, HeadsForm], bits: tuple[Bits, Bits]
 ) -> tuple[mx.array, mx.array]:
-    """Keys and values of all runs."""
+    """Keys and values of all runs, by the C kernel."""
     mx.eval([arrays for arrays, _, _ in runs])
     tokens = sum(end - start for _, start, end in runs)
-    firsts = range(0, len(runs[0][0]), ARRAYS_OF_CODES)  # where codes, scales and biases begin
-    stored = []
-    for form, first, of_form in zip(forms, firsts, bits, strict=False):
+    # the first of the three arrays (codes, scales, biases) of keys, and then that of values
+    first_arrays = range(0, len(runs[0][0]), ARRAYS_OF_CODES)
+    dequantized_arrays = []
+    for form, first, code_bits in zip(forms, first_arrays, bits, strict=False):
         codes = [
-            (_as_numpy(arrays[first : first + ARRAYS_OF_CODES], of_form), start, end)
+            (_as_numpy(arrays[first : first + ARRAYS_OF_CODES], code_bits), start, end)
             for arrays, start, end in runs
         ]
         heads = len(codes[0][0].codes)
         array = mx.zeros((1, heads, tokens, form.dimension))
         mx.eval(array)
         dequantize_by_kernel(codes, np.array(array, copy=False)[0])  # writes to the array's memory
-        stored.append(array)
-    return keys_and_values(stored)
+        dequantized_arrays.append(array)
+    return keys_and_values(dequantized_arrays)
 
 
 def _as_numpy(arrays: Sequence[mx.array], bits: Bits) -> Quantized:
@@ -65,17 +69,17 @@ def _as_numpy(arrays: Sequence[mx.array], bits: Bits) -> Quantized:
 def _by_mlx(
     run: StoredCodes, dtype: mx.Dtype, bits: tuple[Bits, Bits]
 ) -> tuple[mx.array, mx.array]:
-    """Keys and values of a run. Lazy."""
-    arrays, low, high = run
-    cut = [array[:, :, low:high] for array in arrays]
-    firsts = range(0, len(cut), ARRAYS_OF_CODES)
-    stored = [cut[first : first + ARRAYS_OF_CODES] for first in firsts]
+    """Keys and values of a run, in MLX operations. Lazy."""
+    arrays, start, end = run
+    cut_arrays = [array[:, :, start:end] for array in arrays]
+    first_arrays = range(0, len(cut_arrays), ARRAYS_OF_CODES)
+    codes = [cut_arrays[first : first + ARRAYS_OF_CODES] for first in first_arrays]
     return keys_and_values(
         [
             dequantized_five(each, dtype=dtype)
-            if of_form == 5
-            else dequantized(each, bits=of_form, dtype=dtype)
-            for each, of_form in zip(stored, bits, strict=False)
+            if code_bits == 5
+            else dequantized(each, bits=code_bits, dtype=dtype)
+            for each, code_bits in zip(codes, bits, strict=False)
         ]
     )
 
@@ -83,7 +87,7 @@ def _by_mlx(
 def dequantized_five(arrays: Sequence[mx.array], *, dtype: mx.Dtype) -> mx.array:
     """As `dequantized`, for 5 bits. Lazy."""
     codes, scales, biases = arrays
-    if not codes.shape[-1]:  # an index has keys only
+    if not codes.shape[-1]:  # the index of sparse attention has keys, no values
         return mx.zeros(codes.shape, dtype)
     scales, biases = scales.astype(dtype), biases.astype(dtype)
     groups = _codes_of_five_bits(codes).reshape(*scales.shape, -1).astype(dtype)
@@ -97,10 +101,10 @@ def _codes_of_five_bits(packed: mx.array) -> mx.array:
     in the lowest bits; they are spread over the eight bytes of an integer (`FIELDS_OF_FIVE_BITS`).
     """
     bytes_of_codes = packed.view(mx.uint8)
-    *rows, count = bytes_of_codes.shape
-    fives = bytes_of_codes.reshape(*rows, count // 5, 5)
-    codes = mx.pad(fives, [(0, 0)] * len(rows) + [(0, 0), (0, 3)]).view(mx.uint64)
-    for low, high, shift in FIELDS_OF_FIVE_BITS:
-        stay, move, by = (mx.array(number, mx.uint64) for number in (low, high, shift))
-        codes = (codes & stay) | ((codes & move) << by)
-    return codes.view(mx.uint8).reshape(*rows, count * 8 // 5)
+    *rows, byte_count = bytes_of_codes.shape
+    five_bytes = bytes_of_codes.reshape(*rows, byte_count // 5, 5)
+    codes = mx.pad(five_bytes, [(0, 0)] * len(rows) + [(0, 0), (0, 3)]).view(mx.uint64)
+    for step in FIELDS_OF_FIVE_BITS:
+        stay_mask, shift_mask, shift = (mx.array(number, mx.uint64) for number in step)
+        codes = (codes & stay_mask) | ((codes & shift_mask) << shift)
+    return codes.view(mx.uint8).reshape(*rows, byte_count * 8 // 5)

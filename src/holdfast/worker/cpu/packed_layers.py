@@ -1,4 +1,4 @@
-"""Layers on a CPU whose weights stay in their stored form: quantized, or in 16 bits.
+"""Packed layers: layers on a CPU whose weights stay in their stored form, quantized or in 16 bits.
 
 In MLX on CPUs, only float32 products are fast, but float32 weights take two to seven times the
 memory. So the layers get subclasses that multiply by a stand-in for the float32 weights: an array
@@ -60,6 +60,7 @@ class PackedEmbedding(QuantizedEmbedding):
     """A quantized embedding, which can also be the output head."""
 
     def __call__(self, x: mx.array) -> mx.array:
+        """The embeddings of token ids x, dequantized row by row."""
         return mx.dequantize(
             self["weight"][x],
             self["scales"][x].astype(mx.float32),
@@ -85,7 +86,7 @@ class HalfEmbedding(Embedding):
 
 @cache
 def _packed_classes() -> dict[type[Module], type[Module]]:
-    """Maps the classes of modules that may keep their weights to their subclasses here."""
+    """The classes of layers that can be packed, with the subclasses here that replace them."""
     # not at the top: mlx-lm must be prepared first (`mlx_lm_hooks`)
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
@@ -97,6 +98,8 @@ def _packed_classes() -> dict[type[Module], type[Module]]:
         def __call__(
             self, x: mx.array, indices: mx.array, sorted_indices: bool = False
         ) -> mx.array:
+            """x Wᵀ, plus the bias if there is one, for the experts `indices`."""
+            # while MLX only builds a graph, as in mx.compile, the kernel has no numbers to multiply
             y = None if mlx_lm_hooks.is_only_graph() else _product_of_experts(self, x, indices)
             if y is None:
                 in_graph: mx.array = super().__call__(  # type: ignore[no-untyped-call]
@@ -135,10 +138,12 @@ def why_no_stand_ins() -> str:
 
 
 def supports(module: Any) -> bool:
-    """Whether `keep_stored` can be called for a module. Evaluates nothing."""
+    """Whether `keep_stored` can be called for a module: its class and the format of its weights are
+    supported. Evaluates nothing.
+    """
     if type(module) not in _packed_classes():
         return False
-    if not hasattr(module, "bits"):
+    if not hasattr(module, "bits"):  # not quantized
         weight = module.weight
         return weight.dtype in _HALVES and weight.shape[-1] % INPUTS_MULTIPLE == 0
     return (
@@ -152,11 +157,6 @@ def supports(module: Any) -> bool:
 def is_kept(module: Any) -> bool:
     """Whether `keep_stored` was called for this module."""
     return "_packed" in vars(module)
-
-
-def count(model: Any) -> int:
-    """The number of modules of a model for which `keep_stored` was called."""
-    return sum(is_kept(module) for module in model.modules())
 
 
 def keep_stored(module: Any, dtype: mx.Dtype) -> None:
@@ -178,15 +178,15 @@ def keep_stored(module: Any, dtype: mx.Dtype) -> None:
     module.__class__ = _packed_classes()[type(module)]
 
 
-def _set_stand_in(module: Any, *, room: int = 0) -> None:
-    """Give a module the array to multiply by, [1, inputs, outputs], and its flat view.
+def _set_stand_in(module: Any, *, allocated_numbers: int = 0) -> None:
+    """Give a module the stand-in to multiply by, [1, inputs, outputs], and its flat view.
 
-    room: how many numbers to allocate.
+    allocated_numbers: how many numbers of the matrix have memory, at least those that the shim reads.
     """
     packed: PackedWeights = module._packed
-    known = packed.stand_in()
-    numbers = np.zeros(max(len(known), room), np.uint32)
-    numbers[: len(known)] = known
+    first_numbers = packed.stand_in()
+    numbers = np.zeros(max(len(first_numbers), allocated_numbers), np.uint32)
+    numbers[: len(first_numbers)] = first_numbers
     module._flat_stand_in, module._stand_in = stand_in_views(
         numbers, (packed.outputs, packed.inputs)
     )
@@ -197,21 +197,22 @@ def stand_in_views(
 ) -> tuple[mx.array, mx.array]:
     """A stand-in's matrix, transposed: [inputs, outputs], and with a batch dimension of 1.
 
-    memory: the first numbers of the matrix. shape: outputs and inputs.
+    memory: the first numbers of the matrix. The strides of the views point beyond its end, but the
+    shim reads no more. shape: outputs and inputs.
     """
     outputs, inputs = shape
-    first = mx.array(memory).view(mx.float32)
-    flat = mx.as_strided(first, (inputs, outputs), (1, inputs))
-    batch = mx.as_strided(first, (1, inputs, outputs), (inputs * outputs, 1, inputs))
-    mx.eval(flat, batch)
-    return flat, batch
+    array = mx.array(memory).view(mx.float32)
+    flat = mx.as_strided(array, (inputs, outputs), (1, inputs))
+    batched = mx.as_strided(array, (1, inputs, outputs), (inputs * outputs, 1, inputs))
+    mx.eval(flat, batched)
+    return flat, batched
 
 
 def _product(module: Any, x: mx.array) -> mx.array:
     """x Wᵀ, plus the bias if there is one, in the format of x. Lazy."""
     # with a batch dimension for one sequence, MLX reshapes neither input nor result
-    alone = x.ndim == 3 and len(x) == 1
-    stand_in: mx.array = module._stand_in if alone else module._flat_stand_in
+    is_one_sequence = x.ndim == 3 and len(x) == 1
+    stand_in: mx.array = module._stand_in if is_one_sequence else module._flat_stand_in
     bias: mx.array | None = module.get("bias")
     if x.dtype == mx.float32:
         return x @ stand_in if bias is None else mx.addmm(bias, x, stand_in)
@@ -219,7 +220,7 @@ def _product(module: Any, x: mx.array) -> mx.array:
     return y if bias is None else y + bias
 
 
-def _evaluate(*arrays: mx.array) -> bool:
+def _try_to_evaluate(*arrays: mx.array) -> bool:
     """Evaluate arrays. Returns False within mx.compile, where there are no numbers yet."""
     try:
         mx.eval(*arrays)
@@ -236,25 +237,25 @@ def _product_of_experts(module: Any, x: mx.array, indices: mx.array) -> mx.array
     x: [..., rows, inputs], indices: [...]; both are broadcast. Returns [..., rows, outputs].
     """
     shape = np.broadcast_shapes(x.shape[:-2], indices.shape)
-    numbers = mx.broadcast_to(x.astype(mx.float32), (*shape, *x.shape[-2:]))
-    if not _evaluate(numbers, indices):
+    inputs = mx.broadcast_to(x.astype(mx.float32), (*shape, *x.shape[-2:]))
+    if not _try_to_evaluate(inputs, indices):
         return None
-    packed: PackedWeights = module._packed
-    rows_of_experts = np.array(numbers, copy=False).reshape(-1, *x.shape[-2:])
+    packed: PackedWeights = module._packed  # the weights of all experts, one after the other
+    rows_of_experts = np.array(inputs, copy=False).reshape(-1, *x.shape[-2:])
     experts = np.broadcast_to(np.array(indices), shape).reshape(-1)
     outputs = module.weight.shape[1]
-    out = np.empty((*rows_of_experts.shape[:2], outputs), np.float32)
+    results = np.empty((*rows_of_experts.shape[:2], outputs), np.float32)
     for expert in np.unique(experts):
         positions = np.flatnonzero(experts == expert)
         start = int(expert) * outputs
         rows = rows_of_experts[positions].reshape(-1, packed.inputs)
         product = packed.multiply(rows, start=start, end=start + outputs)
-        out[positions] = product.reshape(len(positions), -1, outputs)
-    return mx.array(out.reshape(*shape, x.shape[-2], outputs)).astype(x.dtype)
+        results[positions] = product.reshape(len(positions), -1, outputs)
+    return mx.array(results.reshape(*shape, x.shape[-2], outputs)).astype(x.dtype)
 
 
 def _view_of(array: mx.array) -> Any:
-    """A view of an evaluated array; one of bfloat16 as uint16."""
+    """A numpy view of an evaluated array; bfloat16, which numpy does not have, as uint16."""
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
         mx.eval(array)
@@ -267,20 +268,20 @@ def _disagreement() -> str:
     weight = mx.random.normal((20, 128), key=mx.random.key(1))
     for bits, dtype in itertools.product((16, *BITS), _SCALES):
         layer: Any = Linear(128, len(weight), bias=False)
-        layer.weight = plain = weight.astype(dtype)
+        layer.weight = float_weight = weight.astype(dtype)
         if bits in BITS:
             layer = layer.to_quantized(group_size=64, bits=bits)
             scales, biases = (each.astype(mx.float32) for each in (layer.scales, layer.biases))
-            plain = mx.dequantize(layer.weight, scales, biases, group_size=64, bits=bits)
+            float_weight = mx.dequantize(layer.weight, scales, biases, group_size=64, bits=bits)
         elif not supports(layer):
             continue
-        wanted = x @ plain.astype(mx.float32).T
-        mx.eval(layer.parameters(), wanted)
+        expected = x @ float_weight.astype(mx.float32).T
+        mx.eval(layer.parameters(), expected)
         keep_stored(layer, mx.float32)
-        # with all its memory: MLX reads only that if it does not call the shim
-        _set_stand_in(layer, room=weight.size)
+        # memory for the whole matrix, because MLX reads all of it if it does not call the shim
+        _set_stand_in(layer, allocated_numbers=weight.size)
         for rows in (1, 3, MOST_ROWS, len(x)):
-            for got in (layer(x[:rows]), layer(x[None, :rows])):
-                if not mx.allclose(got, wanted[:rows], rtol=1e-4, atol=1e-4):
+            for computed in (layer(x[:rows]), layer(x[None, :rows])):
+                if not mx.allclose(computed, expected[:rows], rtol=1e-4, atol=1e-4):
                     return "it disagrees with MLX on this machine"
     return ""

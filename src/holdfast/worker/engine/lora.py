@@ -436,7 +436,7 @@ def _plain_weight(module: Any) -> mx.array:
         return weight
     scales = module.scales
     biases = module.get("biases")
-    if biases is not None:  # the affine mode; packed layers may have scales of 16 bits
+    if biases is not None:  # the affine mode; on a CPU, scales may have stayed in 16 bits
         scales = scales.astype(mx.float32)
         biases = biases.astype(mx.float32)
     return mx.dequantize(

@@ -79,7 +79,7 @@ def test_a_folder_writable_by_others_is_not_trusted(folder: Path) -> None:
 def temporary(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder for kernels when nothing can be written to the user's caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
-    monkeypatch.setattr(build, "_TEMPORARY", (str(tmp_path / "missing"), str(tmp_path)))
+    monkeypatch.setattr(build, "_TEMPORARY_FOLDERS", (str(tmp_path / "missing"), str(tmp_path)))
     (tmp_path / "missing").write_text("a file")
     return tmp_path / f"holdfast-kernels-{os.getuid()}"
 

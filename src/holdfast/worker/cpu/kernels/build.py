@@ -3,7 +3,8 @@
 A kernel is optional: without a compiler, or if HOLDFAST_KERNELS turns it off, its callers compute
 the same result with MLX or numpy. HOLDFAST_KERNELS is 0 to turn all kernels off, or the names of
 those to use, separated by commas. Compiled files are kept in the user's cache folder or, if that is
-read-only, in a subfolder of the system's temporary folder that only the user can write to.
+read-only, in a subfolder of the system's temporary folder that only the user can write to (the
+fallback folder).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _TUNING = ("-mtune=skylake-avx512",) if platform.machine() == "x86_64" else ()
 _ALWAYS_FUSED = ("-ffp-contract=fast", "--param=avoid-fma-max-bits=0")
 _FLAGS = ("-O3", "-march=native", *_TUNING, *_ALWAYS_FUSED, "-shared", "-fPIC", "-pthread")
 _BUILD_SECONDS = 900  # 5 to 15 on an idle machine, many times more on a busy one
-_PRIVATE = 0o700
-_TEMPORARY = ("/var/tmp", "/tmp")
+_PRIVATE_MODE = 0o700
+_TEMPORARY_FOLDERS = ("/var/tmp", "/tmp")
 MOST_VERSIONS = 4  # compiled files to keep of each kernel, for several environments; each 40 KB
 
 
@@ -85,14 +86,14 @@ def _compiled(source: Path) -> Path:
         raise RuntimeError(f"there is no C compiler ({', '.join(_COMPILERS)})")
     name = _file_name(source, compiler)
     folders = _folders()
-    if (found := _find(name, folders)) is not None:
+    if (compiled := _find(name, folders)) is not None:
         with suppress(OSError):  # the folder has become read-only
-            os.utime(found)
-            _delete_unused(found.parent, source.stem)
-        return found
-    folder, why_not = _writable(folders)
-    if why_not:
-        logger.warning("compiled kernels are kept in %s, because %s", folder, why_not)
+            os.utime(compiled)  # `_delete_unused` deletes the files with the oldest times
+            _delete_unused(compiled.parent, source.stem)
+        return compiled
+    folder, why_not_first = _writable(folders)
+    if why_not_first:
+        logger.warning("compiled kernels are kept in %s, because %s", folder, why_not_first)
     logger.info(
         "compiling the kernel %s for this CPU, once; on an idle machine, this takes some 10 s",
         source.stem,
@@ -116,21 +117,25 @@ def uncompiled() -> tuple[str, ...]:
     compiler = _compiler()
     if sys.platform != "linux" or compiler is None:
         return ()
-    names = [source for source in sorted(Path(__file__).parent.glob("*.c")) if is_on(source.stem)]
+    sources = [source for source in sorted(Path(__file__).parent.glob("*.c")) if is_on(source.stem)]
     try:
         folders = _folders()
         return tuple(
-            source.stem for source in names if _find(_file_name(source, compiler), folders) is None
+            source.stem
+            for source in sources
+            if _find(_file_name(source, compiler), folders) is None
         )
     except (OSError, RuntimeError, subprocess.SubprocessError):
         return ()
 
 
 def _compiler() -> str | None:
-    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    """The path of the first C compiler that is installed; None if there is none."""
+    return next((path for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
 def _file_name(source: Path, compiler: str) -> str:
+    """The name of the compiled file: a hash of all that its code depends on."""
     version = subprocess.run(
         [compiler, "--version"], check=True, capture_output=True, timeout=_BUILD_SECONDS
     ).stdout
@@ -150,26 +155,26 @@ def _folders() -> list[Path]:
     because each worker has its own, which is deleted.
     """
     try:
-        first = [kernels_folder(os.environ)]
+        in_cache = [kernels_folder(os.environ)]
     except RuntimeError:  # the user lacks a home folder
-        first = []
-    return [*first, *fallback_folders()]
+        in_cache = []
+    return [*in_cache, *fallback_folders()]
 
 
 def fallback_folders() -> list[Path]:
     """This user's folders for compiled kernels outside the cache folder, the best one first."""
-    return [Path(each) / f"holdfast-kernels-{os.getuid()}" for each in _TEMPORARY]
+    return [Path(each) / f"holdfast-kernels-{os.getuid()}" for each in _TEMPORARY_FOLDERS]
 
 
 def kept_elsewhere() -> list[Path]:
     """The fallback folders that exist. A link, or another user's folder, is not one of them."""
-    found = []
+    folders = []
     for folder in fallback_folders():
         with suppress(OSError):
             status = folder.lstat()
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                found.append(folder)
-    return found
+                folders.append(folder)
+    return folders
 
 
 def _find(name: str, folders: Sequence[Path]) -> Path | None:
@@ -191,7 +196,7 @@ def _writable(folders: Sequence[Path]) -> tuple[Path, str]:
     refusals: list[str] = []
     for folder in folders:
         try:
-            folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+            folder.mkdir(mode=_PRIVATE_MODE, parents=True, exist_ok=True)
             _check_private(folder)
             with tempfile.TemporaryFile(dir=folder):
                 return folder, "; ".join(refusals)
@@ -211,7 +216,7 @@ def _delete_unused(folder: Path, name: str) -> None:
 def _check_private(folder: Path) -> None:
     """Raise RuntimeError if other users can write to a folder."""
     status = folder.lstat()
-    if stat.S_ISLNK(status.st_mode) and folder.parent in map(Path, _TEMPORARY):
+    if stat.S_ISLNK(status.st_mode) and folder.parent in map(Path, _TEMPORARY_FOLDERS):
         raise RuntimeError(f"{folder} is a symbolic link")
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
@@ -229,7 +234,8 @@ def _cpu() -> str:
 
 
 def _reason(error: Exception) -> str:
+    """Why a kernel could not be compiled or loaded, in one line."""
     if isinstance(error, subprocess.CalledProcessError):
-        said = error.stderr.decode(errors="replace").strip().splitlines()
-        return f"the compiler failed: {said[0] if said else f'exit status {error.returncode}'}"
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        return f"the compiler failed: {lines[0] if lines else f'exit status {error.returncode}'}"
     return str(error)

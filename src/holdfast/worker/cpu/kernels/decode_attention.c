@@ -13,6 +13,9 @@
  * and to the weights, once per token and group, never to the codes:
  *
  *     q . k = scale (q . codes) + bias sum(q),   p v = (p scale) codes + p bias
+ *
+ * A task is the share of one thread; its results (o, m, l) for a query are a partial. In names, m is the
+ * number of a query within a task, t of a token within a tile, g of a group of dimensions.
  */
 #include "decode_attention.h"
 #include "threads.h"
@@ -42,8 +45,8 @@ typedef _Float16 half_vec __attribute__((vector_size(2 * WIDTH), aligned(2), may
 
 /* Some tokens of a run, for one key head and some of the run's rows. */
 typedef struct {
-    int32_t run, kv_head, start, end, first_row, rows;
-    int64_t first_partial;
+    int32_t run, kv_head, start, end, first_row, rows; /* first_row: in the call's row_ids */
+    int64_t first_partial; /* the number of the partial of the first query */
 } Task;
 
 typedef struct {
@@ -102,12 +105,14 @@ static void unpack(const uint8_t *codes, int64_t stride, int tokens, int bits, i
     }
 }
 
+/* Copies a query in the order of codes of 4 bits: in each group, even dimensions first, then odd ones. */
 static void permute(const float *from, float *restrict to, int count, int group) {
     for (int g = 0; g < count; g += group) {
         for (int i = 0; i < group; i++) to[g + i / 2 + (i & 1) * (group / 2)] = from[g + i];
     }
 }
 
+/* Puts the dimensions of a result back in order, after `permute`. */
 static void undo_permute(float *at, int count, int group) {
     float copy[GROUP];
     for (int g = 0; g < count; g += group) {
@@ -254,7 +259,8 @@ static void add_weighted(int queries, const float *w, const float *values, int64
     }
 }
 
-/* Turns the scores of one query in a tile into weights relative to its largest score so far. */
+/* Turns the scores of one query in a tile into weights relative to its largest score so far, `top`. If
+ * that grows, scales the sum of the earlier weights, `total`, and that of their values, `o`, down. */
 static void to_weights(float *scores, int tokens, float *top, float *total, float *o, int value_d) {
     for (int t = tokens; t % WIDTH; t++) scores[t] = NO_SCORE;
     vec largest = load(scores);
@@ -279,6 +285,7 @@ static void to_weights(float *scores, int tokens, float *top, float *total, floa
     *total += sum(added);
 }
 
+/* Computes the partials of a task: for each tile of tokens, scores, then weights, then sums of values. */
 static void run_task(const Job *job, const Task *task) {
     const AttentionCall *call = job->call;
     const Run *run = &call->runs[task->run];
@@ -387,7 +394,7 @@ static void run_task(const Job *job, const Task *task) {
 
 static void run_part(void *job, int task) { run_task(job, &((Job *)job)->tasks[task]); }
 
-/* top, total: room for [rows, heads] each. */
+/* Merges the partials of all tasks into `call->out`. top, total: memory for [rows, heads] each. */
 static void merge(const Job *job, float *top, float *total) {
     const AttentionCall *call = job->call;
     int repeats = call->heads / call->kv_heads, value_d = call->value_d;
@@ -421,7 +428,8 @@ static void merge(const Job *job, float *top, float *total) {
     }
 }
 
-/* Writes tasks if `tasks` is not NULL. Returns their number; *partials is the number of results. */
+/* Divides the call into tasks, and writes them if `tasks` is not NULL. Returns their number; *partials is
+ * the number of partials. */
 static int plan(const AttentionCall *call, Task *tasks, int64_t *partials) {
     int repeats = call->heads / call->kv_heads, count = 0;
     int most_rows = MOST_QUERIES / repeats;

@@ -1,7 +1,8 @@
 """Attention of decoding sequences (rows) over float32 or quantized KV, in C and in numpy.
 
-Both versions read each run of tokens once for all rows that share it. `attend` calls the C kernel
-(decode_attention.c). `attend_in_numpy` computes the same, for machines without a C compiler.
+A run is a range of adjoining tokens in one buffer; rows share runs of a common prefix. Both versions
+read each run once for all rows that share it. `attend` calls the C kernel (decode_attention.c).
+`attend_in_numpy` computes the same, for machines without a C compiler. Codes are quantized numbers.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ import numpy.typing as npt
 from holdfast.worker.cpu.kernels.build import kernel
 from holdfast.worker.cpu.kernels.five_bits import FIELDS_OF_FIVE_BITS
 
-_LANES = 16  # head dimensions must be a multiple of this
-_QUANTIZED_LANES = 32  # and of this if keys and values are quantized
+# limits of the kernel: head dimensions must be multiples of these, for float32 and quantized KV
+_LANES = 16
+_QUANTIZED_LANES = 32
 _MOST_QUANTIZED_DIMENSION = 640
 _MOST_HEADS_PER_KEY_HEAD = 64
 CHUNK_TOKENS = 2048  # at most this many tokens are one piece of work
 _TOKENS_PER_THREAD = 2048  # key heads × tokens from which waking another thread is worth it
 # codes that numpy converts in one call: as float32, they fit in the L2 cache
-_TILE_NUMBERS = 1 << 17
-_LEAST_TILE = 64  # tokens; with fewer, the overhead of numpy calls is too large
-_NO_SCORE = -3e38
+_TILE_CODES = 1 << 17
+_LEAST_TILE_TOKENS = 64  # with fewer, the overhead of numpy calls is too large
+_NO_SCORE = -3e38  # below every score: the maximum of no scores
 _FAILURES = {1: "there is not enough memory", 2: "the shapes or bits are not supported"}
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-Key = TypeVar("Key", bound=Hashable)
+BufferId = TypeVar("BufferId", bound=Hashable)
 Bits: TypeAlias = Literal[32, 8, 5, 4]
 NATIVE_BITS: Literal[32] = 32  # not quantized: float32
 
@@ -74,10 +76,10 @@ class Run:
     end: int
 
 
-# the kernel's table of runs
+# an entry of the kernel's table of runs: `Run` in decode_attention.h
 RUN = np.dtype(
     [(name, np.uint64) for name in ("keys", "values")]
-    + [(f"{of}_{what}", np.uint64) for of in ("key", "value") for what in ("scales", "biases")]
+    + [(f"{of}_{part}", np.uint64) for of in ("key", "value") for part in ("scales", "biases")]
     + [("capacity", np.int64)]
     + [(name, np.int32) for name in ("tokens", "key_bits", "value_bits", "first_row", "rows")],
     align=True,
@@ -85,6 +87,8 @@ RUN = np.dtype(
 
 
 class _Call(ctypes.Structure):
+    """`AttentionCall` in decode_attention.h."""
+
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("queries", "out", "sinks", "runs", "row_ids")),
         *(
@@ -101,9 +105,9 @@ class _Call(ctypes.Structure):
 @cache
 def unavailable() -> str:
     """Why `attend` cannot be called; empty if it can."""
-    found = kernel("decode_attention")
-    if found.library is None:
-        return found.reason
+    attention = kernel("decode_attention")
+    if attention.library is None:
+        return attention.reason
     return "" if _agrees_with_numpy() else "it disagrees with numpy on this machine"
 
 
@@ -111,12 +115,12 @@ def supports(
     *, heads: int, kv_heads: int, key_dimension: int, value_dimension: int, is_quantized: bool
 ) -> bool:
     """Whether the kernel supports attention of these shapes."""
-    unit = _QUANTIZED_LANES if is_quantized else _LANES
+    lanes = _QUANTIZED_LANES if is_quantized else _LANES
     return (
         heads % kv_heads == 0
         and heads // kv_heads <= _MOST_HEADS_PER_KEY_HEAD
-        and key_dimension % unit == 0
-        and value_dimension % unit == 0
+        and key_dimension % lanes == 0
+        and value_dimension % lanes == 0
         and (not is_quantized or max(key_dimension, value_dimension) <= _MOST_QUANTIZED_DIMENSION)
     )
 
@@ -158,9 +162,9 @@ def attend(
     )
     library = kernel("decode_attention").library
     assert library is not None
-    failed = library.decode_attention(ctypes.byref(call))
-    if failed:
-        raise RuntimeError(f"the attention kernel failed: {_FAILURES.get(failed, failed)}")
+    failure = library.decode_attention(ctypes.byref(call))
+    if failure:
+        raise RuntimeError(f"the attention kernel failed: {_FAILURES.get(failure, failure)}")
     return out
 
 
@@ -180,33 +184,34 @@ def dequantize(runs: Sequence[tuple[Quantized, int, int]], out: Floats) -> None:
     assert library is not None
     assert out.flags.c_contiguous, "the result is not row-contiguous"
     heads, _, dimension = out.shape
-    at = 0
+    written_tokens = 0
     for stored, start, end in runs:
-        failed = library.dequantize(
-            *map(ctypes.c_void_p, (*_addresses(stored, start), _address(out, at))),
+        failure = library.dequantize(
+            *map(ctypes.c_void_p, (*_addresses(stored, start), _address(out, written_tokens))),
             ctypes.c_int64(stored.codes.shape[1]),
             ctypes.c_int64(out.shape[1]),
             *(heads, end - start, dimension, stored.bits),
         )
-        if failed:
-            raise RuntimeError(f"the kernel cannot dequantize: {_FAILURES.get(failed, failed)}")
-        at += end - start
+        if failure:
+            raise RuntimeError(f"the kernel cannot dequantize: {_FAILURES.get(failure, failure)}")
+        written_tokens += end - start
 
 
 def shared_runs(
-    rows: Sequence[Sequence[tuple[Key, int, int]]],
-) -> Iterator[tuple[Key, int, int, list[int]]]:
+    rows: Sequence[Sequence[tuple[BufferId, int, int]]],
+) -> Iterator[tuple[BufferId, int, int, list[int]]]:
     """Yield each run of tokens once, as (buffer, start, end), with the indices of the rows that attend
     to it.
 
     rows: for each row, the runs that it attends to. If rows attend to different numbers of tokens of a
     buffer, the run is cut where a row's part ends.
     """
-    holders: dict[tuple[Key, int], list[tuple[int, int]]] = defaultdict(list)
+    # (end, row) of all runs that begin at one token of a buffer
+    ends_of_runs: dict[tuple[BufferId, int], list[tuple[int, int]]] = defaultdict(list)
     for row, runs in enumerate(rows):
         for buffer, start, end in runs:
-            holders[buffer, start].append((end, row))
-    for (buffer, start), ends in holders.items():
+            ends_of_runs[buffer, start].append((end, row))
+    for (buffer, start), ends in ends_of_runs.items():
         ends.sort()
         for at, (end, _) in enumerate(ends):
             if end > start:
@@ -235,6 +240,7 @@ def _table(rows: Sequence[Sequence[Run]]) -> tuple[npt.NDArray[np.void], npt.NDA
 
 
 def _entry(run: Run) -> tuple[int, ...]:
+    """The fields of a run in the table, except those for its rows."""
     keys, *key_scales = _addresses(run.buffer.keys, run.start)
     values, *value_scales = _addresses(run.buffer.values, run.start)
     return (
@@ -263,6 +269,7 @@ def _addresses(stored: Stored, start: int) -> tuple[int, int, int]:
 
 
 def _address(array: npt.NDArray[Any], start: int) -> int:
+    """The address of token `start` of the first head, in an array [heads, tokens, …]."""
     return array.ctypes.data + start * array.strides[1]
 
 
@@ -288,32 +295,40 @@ def attend_in_numpy(
     value_dimension: int,
     sinks: Floats | None = None,
 ) -> Floats:
-    """Compute the same as `attend`, but slower, and for all head sizes that can be quantized."""
-    count, heads, key_dimension = queries.shape
-    grouped = queries.reshape(count, kv_heads, -1, key_dimension).swapaxes(0, 1)
+    """Compute the same as `attend`, but slower, and for all head sizes that can be quantized.
+
+    The softmax is computed run by run: each new maximum rescales what was summed before.
+    """
+    row_count, heads, key_dimension = queries.shape
+    # [kv_heads, rows, heads per key head, dimension]
+    grouped = queries.reshape(row_count, kv_heads, -1, key_dimension).swapaxes(0, 1)
     sizes = grouped.shape[:3]
     out = np.zeros((*sizes, value_dimension), np.float32)
-    top = np.full((*sizes, 1), _NO_SCORE, np.float32)
-    total = np.zeros((*sizes, 1), np.float32)
+    max_score = np.full((*sizes, 1), _NO_SCORE, np.float32)
+    weight_sum = np.zeros((*sizes, 1), np.float32)
     if sinks is not None:
-        top[:] = sinks.reshape(kv_heads, 1, -1, 1)
-        total[:] = 1
+        max_score[:] = sinks.reshape(kv_heads, 1, -1, 1)
+        weight_sum[:] = 1
     with np.errstate(all="ignore"):  # NaN is detected in the logits
         for run, rows_of_run in _shared_runs(rows):
             queries_of_run = grouped[:, rows_of_run]
-            part, of_part, added = _attend_run(
+            run_values, run_max, run_sum = _attend_run(
                 queries_of_run.reshape(kv_heads, -1, key_dimension), run
             )
             shape = (*queries_of_run.shape[:3], -1)
-            before = top[:, rows_of_run]
-            best = np.maximum(before, of_part.reshape(shape))
-            old = np.exp(before - best)
-            new = np.exp(of_part.reshape(shape) - best)
-            top[:, rows_of_run] = best
-            total[:, rows_of_run] = total[:, rows_of_run] * old + added.reshape(shape) * new
-            out[:, rows_of_run] = out[:, rows_of_run] * old + part.reshape(shape) * new
-        out /= total
-    return out.swapaxes(0, 1).reshape(count, heads, value_dimension)
+            old_max = max_score[:, rows_of_run]
+            new_max = np.maximum(old_max, run_max.reshape(shape))
+            old_factor = np.exp(old_max - new_max)
+            run_factor = np.exp(run_max.reshape(shape) - new_max)
+            max_score[:, rows_of_run] = new_max
+            weight_sum[:, rows_of_run] = (
+                weight_sum[:, rows_of_run] * old_factor + run_sum.reshape(shape) * run_factor
+            )
+            out[:, rows_of_run] = (
+                out[:, rows_of_run] * old_factor + run_values.reshape(shape) * run_factor
+            )
+        out /= weight_sum
+    return out.swapaxes(0, 1).reshape(row_count, heads, value_dimension)
 
 
 def _attend_run(queries: Floats, run: Run) -> tuple[Floats, Floats, Floats]:
@@ -327,13 +342,13 @@ def _attend_run(queries: Floats, run: Run) -> tuple[Floats, Floats, Floats]:
         scores = _scores(queries, keys, run.start, run.end)
     else:
         scores = queries @ keys[:, run.start : run.end].swapaxes(1, 2)
-    top: Floats = scores.max(axis=2, keepdims=True)
-    scores -= top
-    np.exp(scores, out=scores)
-    total: Floats = scores.sum(axis=2, keepdims=True)
+    max_score: Floats = scores.max(axis=2, keepdims=True)
+    scores -= max_score
+    weights = np.exp(scores, out=scores)
+    weight_sum: Floats = weights.sum(axis=2, keepdims=True)
     if isinstance(values, Quantized):
-        return _weighted(scores, values, run.start, run.end), top, total
-    return scores @ values[:, run.start : run.end], top, total
+        return _weighted_sums(weights, values, run.start, run.end), max_score, weight_sum
+    return weights @ values[:, run.start : run.end], max_score, weight_sum
 
 
 def _scores(queries: Floats, keys: Quantized, start: int, end: int) -> Floats:
@@ -344,8 +359,8 @@ def _scores(queries: Floats, keys: Quantized, start: int, end: int) -> Floats:
     """
     groups = keys.scales.shape[2]
     grouped = queries.reshape(*queries.shape[:2], groups, -1)
-    sums: Floats = grouped.sum(axis=3)
-    if keys.bits == 4:
+    query_sums: Floats = grouped.sum(axis=3)
+    if keys.bits == 4:  # in the order of `_tiles`: even dimensions of a group first, then odd ones
         grouped = np.concatenate([grouped[..., ::2], grouped[..., 1::2]], axis=3)
     biases = keys.biases[:, start:end].astype(np.float32).swapaxes(1, 2)
     scales = keys.scales[:, start:end].astype(np.float32).swapaxes(1, 2)
@@ -355,11 +370,13 @@ def _scores(queries: Floats, keys: Quantized, start: int, end: int) -> Floats:
         for group in range(groups):
             product = (codes[:, :, group] @ transposed[group]).swapaxes(1, 2)  # BLAS packs less
             scores[:, :, low:high] += product * scales[:, None, group, low:high]
-            scores[:, :, low:high] += sums[:, :, group, None] * biases[:, None, group, low:high]
+            scores[:, :, low:high] += (
+                query_sums[:, :, group, None] * biases[:, None, group, low:high]
+            )
     return scores
 
 
-def _weighted(weights: Floats, values: Quantized, start: int, end: int) -> Floats:
+def _weighted_sums(weights: Floats, values: Quantized, start: int, end: int) -> Floats:
     """Sum quantized values, each multiplied by its attention weight, without dequantizing them.
     Returns [kv_heads, rows, dimension].
 
@@ -381,7 +398,7 @@ def _weighted(weights: Floats, values: Quantized, start: int, end: int) -> Float
 
 
 def _in_dimension_order(halves: Floats) -> Floats:
-    """The last axis in order, where it had the even dimensions first, then the odd ones."""
+    """Put the last axis in order, which has the even dimensions first, then the odd ones."""
     pairs = halves.reshape(*halves.shape[:-1], 2, -1)
     return pairs.swapaxes(-1, -2).reshape(halves.shape)
 
@@ -395,12 +412,12 @@ def _tiles(stored: Quantized, start: int, end: int) -> Iterator[tuple[int, int, 
     """
     heads, _, groups = stored.scales.shape
     codes = stored.codes.view(np.uint8)[:, start:end].reshape(heads, end - start, groups, -1)
-    width = codes.shape[3] * 8 // stored.bits
-    step = max(_LEAST_TILE, _TILE_NUMBERS // (heads * groups * width))
-    room = np.empty((heads, min(step, end - start), groups, width), np.float32)
-    for low in range(0, end - start, step):
-        high = min(low + step, end - start)
-        tile = room[:, : high - low]
+    group_size = codes.shape[3] * 8 // stored.bits
+    tile_tokens = max(_LEAST_TILE_TOKENS, _TILE_CODES // (heads * groups * group_size))
+    buffer = np.empty((heads, min(tile_tokens, end - start), groups, group_size), np.float32)
+    for low in range(0, end - start, tile_tokens):
+        high = min(low + tile_tokens, end - start)
+        tile = buffer[:, : high - low]
         packed = codes[:, low:high]
         if stored.bits == 4:
             halves = (packed & 15, packed >> 4)
@@ -421,12 +438,12 @@ def _bytes_of_five_bits(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     padded[:-8] = packed.reshape(-1)
     overlapping = np.lib.stride_tricks.as_strided(padded[:8].view(np.uint64), (count,), (5,))
     codes = overlapping & np.uint64(0xFFFFFFFFFF)
-    moved = np.empty_like(codes)
-    for low, high, shift in (map(np.uint64, step) for step in FIELDS_OF_FIVE_BITS):
-        np.bitwise_and(codes, high, out=moved)
-        np.left_shift(moved, shift, out=moved)
-        codes &= low
-        codes |= moved
+    shifted = np.empty_like(codes)
+    for stay_mask, shift_mask, shift in (map(np.uint64, step) for step in FIELDS_OF_FIVE_BITS):
+        np.bitwise_and(codes, shift_mask, out=shifted)
+        np.left_shift(shifted, shift, out=shifted)
+        codes &= stay_mask
+        codes |= shifted
     return codes.view(np.uint8)
 
 
@@ -441,8 +458,9 @@ def _agrees_with_numpy() -> bool:
         Buffer(_random_codes(rng, 5), _random_codes(rng, 4)),
     ]
     return all(
-        _agrees(queries, [[Run(buffer, 0, end)] for end in (300, 77)]) for buffer in buffers
-    ) and all(_dequantizes(buffer.values) for buffer in buffers[1:])
+        _attends_like_numpy(queries, [[Run(buffer, 0, end)] for end in (300, 77)])
+        for buffer in buffers
+    ) and all(_dequantizes_like_numpy(buffer.values) for buffer in buffers[1:])
 
 
 def _random_codes(rng: np.random.Generator, bits: Bits) -> Quantized:
@@ -451,18 +469,19 @@ def _random_codes(rng: np.random.Generator, bits: Bits) -> Quantized:
     return Quantized(codes, scales, biases, bits)
 
 
-def _agrees(queries: Floats, rows: Sequence[Sequence[Run]]) -> bool:
-    got = attend(queries, rows, kv_heads=2, value_dimension=64)
-    wanted = attend_in_numpy(queries, rows, kv_heads=2, value_dimension=64)
-    return bool(np.allclose(got, wanted, rtol=1e-4, atol=1e-4))
+def _attends_like_numpy(queries: Floats, rows: Sequence[Sequence[Run]]) -> bool:
+    attended = attend(queries, rows, kv_heads=2, value_dimension=64)
+    expected = attend_in_numpy(queries, rows, kv_heads=2, value_dimension=64)
+    return bool(np.allclose(attended, expected, rtol=1e-4, atol=1e-4))
 
 
-def _dequantizes(stored: Stored) -> bool:
+def _dequantizes_like_numpy(stored: Stored) -> bool:
+    """Whether the kernel dequantizes a few tokens, which fit in one tile, as numpy does."""
     assert isinstance(stored, Quantized)
     ((start, end, codes),) = _tiles(stored, 0, stored.codes.shape[1])
     codes = _in_dimension_order(codes) if stored.bits == 4 else codes
-    wanted = codes * stored.scales[..., None] + stored.biases[..., None]
-    wanted = wanted.reshape(*wanted.shape[:2], -1)
-    got = np.empty_like(wanted)
-    dequantize([(stored, start, end)], got)
-    return bool(np.allclose(got, wanted, rtol=1e-5, atol=1e-5))
+    expected = codes * stored.scales[..., None] + stored.biases[..., None]
+    expected = expected.reshape(*expected.shape[:2], -1)
+    dequantized = np.empty_like(expected)
+    dequantize([(stored, start, end)], dequantized)
+    return bool(np.allclose(dequantized, expected, rtol=1e-5, atol=1e-5))

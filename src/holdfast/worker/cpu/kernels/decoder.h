@@ -50,7 +50,7 @@ typedef struct {
     int32_t rows, run_count, wanted_count, chunk_tokens, attention_threads;
 } DecoderCall;
 
-/* y = x w^T + b + beta y. Returns 0 if memory is short. */
+/* y = x w^T + b + beta y, for x: [rows, inputs] and y: [rows, outputs]. Returns 0 if memory is short. */
 static int linear(const Linear *l, int rows, const float *x, int64_t x_stride, float beta, float *y,
                   int64_t y_stride) {
     if (!l->weights) {
@@ -85,7 +85,8 @@ static void normalize(const float *from, const float *weights, float epsilon, in
     for (at = 0; at < count; at++) to[at] = from[at] * factor * weights[at];
 }
 
-/* Multiplies a head by its scale and rotates it. The sines contain the sign of their term. */
+/* Rotates the first numbers of a head in place, and multiplies the head by `scale`. The sines contain
+ * the sign of their term. */
 static void rotate(float *head, const Decoder *p, const float *cosines, const float *sines,
                    float scale) {
     int half = p->rotated / 2;
@@ -135,7 +136,8 @@ static int project(const Decoder *p, const Layer *layer, const DecoderCall *call
     return 1;
 }
 
-/* Moves the queries of all rows to `queries`, and keys and values to the buffers of the sequences. */
+/* Copies the queries of all rows to `queries`, and keys and values to the buffers of the sequences.
+ * heads: as `project` returns them. places: where the first key head of each row goes. */
 static void put_away(const Decoder *p, const DecoderCall *call, float *const *places,
                      const float *heads, float *queries) {
     int d = p->head_dimension, of_row = p->heads * d;
@@ -149,8 +151,8 @@ static void put_away(const Decoder *p, const DecoderCall *call, float *const *pl
     }
 }
 
-/* Computes the queries of all rows from the layer's input x, [rows, hidden], and adds the keys and
- * values to the buffers. queries: [rows, heads, head_dimension]. Returns 0 if memory is short. */
+/* Computes the queries of all rows from x, [rows, hidden], the input of layer `number`, and adds the keys
+ * and values to the buffers. queries: [rows, heads, head_dimension]. Returns 0 if memory is short. */
 int holdfast_before_attention(const DecoderCall *call, int number, const float *x, float *queries) {
     const Decoder *p = call->decoder;
     const Layer *layer = &p->layers[number];
@@ -168,8 +170,9 @@ int holdfast_before_attention(const DecoderCall *call, int number, const float *
     return done;
 }
 
-/* x: [rows, hidden], the input of the layer, and then its result. attended: [rows, heads,
- * head_dimension]. Returns 0 if memory is short. */
+/* Computes what follows attention in layer `number`: its output projection and the MLP. x: [rows,
+ * hidden], the input of the layer, and then its result. attended: [rows, heads, head_dimension].
+ * Returns 0 if memory is short. */
 int holdfast_after_attention(const DecoderCall *call, int number, const float *attended, float *x) {
     const Decoder *p = call->decoder;
     const Layer *layer = &p->layers[number];
@@ -192,6 +195,7 @@ int holdfast_after_attention(const DecoderCall *call, int number, const float *a
     return done;
 }
 
+/* Copies the embedding of one token to x, [hidden], or converts it if it is packed. */
 static void embed(const Linear *embedding, int32_t token_id, float *x) {
     if (embedding->weights) {
         memcpy(x, embedding->weights + (int64_t)token_id * embedding->inputs,
@@ -201,7 +205,7 @@ static void embed(const Linear *embedding, int32_t token_id, float *x) {
     }
 }
 
-/* x: [rows, hidden], the input of the first layer. */
+/* Writes the input of the first layer, the embeddings of all rows, to x: [rows, hidden]. */
 void holdfast_embed(const DecoderCall *call, float *x) {
     const Linear *embedding = &call->decoder->embedding;
     for (int64_t row = 0; row < call->rows; row++) {
@@ -226,7 +230,8 @@ int holdfast_project(const DecoderCall *call, const float *x) {
     return done;
 }
 
-/* All of the above, with attention by `call->attend`. Returns 0 if memory is short. */
+/* A whole forward pass, from token ids to logits, with attention by `call->attend`. Returns 0 if memory
+ * is short. */
 int holdfast_decode(const DecoderCall *call) {
     const Decoder *p = call->decoder;
     int64_t of_heads = (int64_t)call->rows * p->heads * p->head_dimension;

@@ -1,4 +1,8 @@
-"""Forward passes through decoders like Llama's: decoder.h."""
+"""Forward passes through decoders like Llama's: decoder.h, whose structs the `ctypes` classes mirror.
+
+A row is one new token of a forward pass. A run is a range of adjoining tokens in one buffer of stored
+keys and values, to which some rows attend. Packed weights are quantized codes or 16-bit floats.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,10 @@ from holdfast.worker.cpu.kernels.build import kernel, turned_off
 from holdfast.worker.cpu.kernels.decode_attention import CHUNK_TOKENS
 from holdfast.worker.cpu.kernels.packed_products import PackedStruct, PackedWeights
 
-NAME = "decoder"  # the name that turns it off
+NAME = "decoder"  # as HOLDFAST_KERNELS lists it
 
-# Key heads × tokens from which another thread helps with attention: its threads are awake, because
-# they have just computed a product.
+# Key heads × tokens from which another thread helps with attention. Fewer than in
+# `decode_attention`: the threads are awake, because they have just computed a product.
 _TOKENS_PER_THREAD = 256
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -61,8 +65,9 @@ class DecoderLayer:
 class DecoderShape:
     """What all layers have in common.
 
-    query_scale: the factor of the queries. rotated: how many numbers of a head are rotated.
-    in_pairs: whether neighbours are rotated together, instead of numbers of both halves.
+    epsilon, head_epsilon: of the RMS normalization of rows and of heads. query_scale: the factor of
+    the queries. rotated: how many numbers of a head the rotary embedding rotates. in_pairs: whether
+    neighbours are rotated together, instead of numbers of both halves.
     """
 
     epsilon: float
@@ -79,19 +84,19 @@ class DecoderShape:
 class NewTokens:
     """The tokens of a forward pass, one per row.
 
-    token_ids: int32 [rows]. factors: [rows, 2 × rotated], the cosines and sines of each token's
-    position; sines have the sign of the number that is swapped. wanted: int32, the rows whose
-    logits are computed.
+    token_ids: int32 [rows]. rotation_factors: [rows, 2 × rotated], the cosines and sines of each
+    token's position; sines have the sign of the number that is swapped. wanted_rows: int32, the rows
+    whose logits are computed.
 
     The buffers of a sequence have the shape [2 × kv_heads, capacity, head_dimension], the heads of
-    the keys first. places: uint64 [layers, rows], the addresses where the first key head of each
-    token goes. capacities: int64 [rows].
+    the keys first. key_addresses: uint64 [layers, rows], where the first key head of each token goes.
+    capacities: int64 [rows], in tokens.
     """
 
     token_ids: npt.NDArray[np.int32]
-    factors: Floats
-    wanted: npt.NDArray[np.int32]
-    places: npt.NDArray[np.uint64]
+    rotation_factors: Floats
+    wanted_rows: npt.NDArray[np.int32]
+    key_addresses: npt.NDArray[np.uint64]
     capacities: npt.NDArray[np.int64]
 
 
@@ -132,7 +137,7 @@ class _DecoderCall(ctypes.Structure):
 
 
 def unavailable() -> str:
-    """Why there is no kernel; empty if there is one."""
+    """Why there is no decoder in C; empty if there is one."""
     return products.unavailable() or decode_attention.unavailable() or turned_off(NAME)
 
 
@@ -152,7 +157,12 @@ class Decoder:
         head. The owners of the arrays leave them unchanged.
         """
         packed_products.prepare()
-        self._arrays = (tuple(layers), embedding, head, norm)  # keeps their memory
+        self._owners = (
+            tuple(layers),
+            embedding,
+            head,
+            norm,
+        )  # keeps alive what the structs point to
         self.shape = shape
         self._layers = (_Layer * len(layers))(*map(_layer_struct, layers))
         self._struct = _Decoder(
@@ -166,6 +176,7 @@ class Decoder:
         self.vocabulary = head.shape[0]
 
     def begin(self, tokens: NewTokens) -> ForwardPass:
+        """Prepare a forward pass; computes nothing yet."""
         return ForwardPass(self, self._struct, tokens)
 
 
@@ -177,13 +188,19 @@ class ForwardPass:
 
     def __init__(self, decoder: Decoder, struct: _Decoder, tokens: NewTokens) -> None:
         self._shape = decoder.shape
-        self._logits = np.empty((len(tokens.wanted), decoder.vocabulary), np.float32)
+        self._logits = np.empty((len(tokens.wanted_rows), decoder.vocabulary), np.float32)
         self._rows = len(tokens.token_ids)
-        self._arrays = (decoder, tokens)  # keeps their memory
-        arrays = (tokens.token_ids, tokens.factors, tokens.places, tokens.capacities, tokens.wanted)
+        self._owners = (decoder, tokens)  # keeps alive what the call points to
+        arrays = (
+            tokens.token_ids,
+            tokens.rotation_factors,
+            tokens.key_addresses,
+            tokens.capacities,
+            tokens.wanted_rows,
+        )
         self._call = _DecoderCall(ctypes.pointer(struct), *map(_address, (*arrays, self._logits)))
         self._call.rows = self._rows
-        self._call.wanted_count = len(tokens.wanted)
+        self._call.wanted_count = len(tokens.wanted_rows)
 
     def compute(
         self, runs: npt.NDArray[np.void], row_ids: npt.NDArray[np.int32], *, threads: int
@@ -191,17 +208,18 @@ class ForwardPass:
         """Add the keys and values of the tokens to their buffers, and return the logits of the
         wanted rows, [wanted, vocabulary].
 
-        runs, row_ids: for each layer, the runs of keys and values that the rows attend to,
-        including the new tokens (`decode_attention.RUN`), [layers, runs].
+        runs: [layers, runs], entries of the kernel's table (`decode_attention.RUN`): the keys and
+        values that the rows attend to, including the new tokens. row_ids: the rows of all runs of a
+        layer, one run's after the other's. threads: at most this many compute attention.
         """
-        seen = self._shape.kv_heads * int(runs["tokens"][0].sum())
+        head_tokens = self._shape.kv_heads * int(runs["tokens"][0].sum())
         attention = kernel("decode_attention").library
         assert attention is not None
         call = self._call
         call.runs, call.row_ids = _address(runs), _address(row_ids)
         call.attend = ctypes.cast(attention.decode_attention, ctypes.c_void_p)
         call.run_count, call.chunk_tokens = runs.shape[1], CHUNK_TOKENS
-        call.attention_threads = min(threads, max(1, seen // _TOKENS_PER_THREAD))
+        call.attention_threads = min(threads, max(1, head_tokens // _TOKENS_PER_THREAD))
         self._check(products.library().holdfast_decode(ctypes.byref(call)))
         return self._logits
 
@@ -212,16 +230,16 @@ class ForwardPass:
         return x
 
     def before_attention(self, layer: int, x: Floats) -> Floats:
-        """Add the keys and values of a layer to the buffers. Returns the queries, scaled, [rows,
-        heads, head_dimension]. x: the input of the layer, [rows, hidden].
+        """Add the new tokens' keys and values of a layer to the buffers. Returns the queries, scaled,
+        [rows, heads, head_dimension]. layer: its number. x: its input, [rows, hidden].
         """
         queries = np.empty((self._rows, self._shape.heads, self._shape.head_dimension), np.float32)
-        self._half(products.library().holdfast_before_attention, layer, x, queries)
+        self._compute_half(products.library().holdfast_before_attention, layer, x, queries)
         return queries
 
     def after_attention(self, layer: int, attended: Floats, x: Floats) -> None:
-        """Replace the input of a layer by its result. attended: [rows, heads, head_dimension]."""
-        self._half(products.library().holdfast_after_attention, layer, attended, x)
+        """Replace x, the input of a layer, by its result. attended: [rows, heads, head_dimension]."""
+        self._compute_half(products.library().holdfast_after_attention, layer, attended, x)
 
     def project(self, x: Floats) -> Floats:
         """The logits of the wanted rows, [wanted, vocabulary]. x: the last layer's result."""
@@ -231,11 +249,13 @@ class ForwardPass:
         )
         return self._logits
 
-    def _half(self, function: Any, layer: int, *arrays: Floats) -> None:
+    def _compute_half(self, function: Any, layer: int, *arrays: Floats) -> None:
+        """Call the C function for the half of a layer before or after attention."""
         addresses = (ctypes.c_void_p(_address(array)) for array in arrays)
         self._check(function(ctypes.byref(self._call), ctypes.c_int(layer), *addresses))
 
     def _check(self, is_done: int) -> None:
+        """is_done: the result of a C function, 0 if it could not allocate memory."""
         if not is_done:
             raise MemoryError("there is not enough memory for a forward pass")
 
@@ -247,6 +267,7 @@ def _layer_struct(layer: DecoderLayer) -> _Layer:
 
 
 def _linear_struct(layer: Linear) -> _Linear:
+    """The struct of a layer: either `weights` or `packed` is set."""
     outputs, inputs = layer.shape
     if isinstance(layer.weights, PackedWeights):
         return _Linear(None, _address(layer.bias), layer.weights.struct, outputs, inputs)
@@ -254,6 +275,7 @@ def _linear_struct(layer: Linear) -> _Linear:
 
 
 def _address(array: Any) -> int | None:
+    """The address of a row-contiguous array; None (NULL) for None."""
     if array is None:
         return None
     assert array.flags.c_contiguous

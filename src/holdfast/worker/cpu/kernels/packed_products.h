@@ -72,6 +72,7 @@ INLINE float half_as_float(uint16_t half) {
 #endif
 }
 
+/* Converts `count` numbers of `from`, from number `at` on, to float. */
 static void widen(const void *from, Format format, int64_t at, int count, float *restrict to) {
     const uint16_t *halves = (const uint16_t *)from + at;
     if (format == FLOAT16) {
@@ -98,6 +99,7 @@ typedef struct {
 #endif
 } Group;
 
+/* Group number `g` of a row; a group of zeros if the format has no codes. format: a constant. */
 INLINE Group group_at(Format format, const float *scales, const float *biases, int g) {
     Group group = {};
     if (format < CODES_OF_8) return group;
@@ -157,7 +159,8 @@ INLINE vec weights_at(const uint8_t *at, Format format, const Group *group) {
     return __builtin_convertvector(code, vec) * group->scale + group->bias;
 }
 
-/* Converts `columns` weights of a row. scales, biases: of the first group. format: a constant. */
+/* Converts `columns` weights of a row to float, for 4 bits in the order of `mixed`. group: weights that
+ * share a scale. scales, biases: of the first group. format: a constant. */
 INLINE void convert(const uint8_t *from, Format format, int group, int columns,
                     const float *scales, const float *biases, float *to) {
     for (int at = 0, g = 0; at < columns; g++) {
@@ -179,6 +182,7 @@ INLINE vec mixed(vec v) {
     return (vec)_mm512_permutexvar_ps(order, (__m512)v);
 }
 
+/* Undoes `mixed`. */
 INLINE vec unmixed(vec v) {
     const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     return (vec)_mm512_permutexvar_ps(order, (__m512)v);
@@ -330,6 +334,7 @@ INLINE int end_of_part(const PackedCall *call, int part, int *start) {
     return *start + call->part_rows < call->end ? *start + call->part_rows : call->end;
 }
 
+/* Multiplies all rows of x by the weight rows of a part. format: a constant. */
 INLINE void multiply_part(const PackedCall *call, Format format, int part) {
     const Packed *w = call->w;
     int start, end = end_of_part(call, part, &start), groups = groups_of(w, format);
@@ -345,6 +350,7 @@ INLINE void multiply_part(const PackedCall *call, Format format, int part) {
     }
 }
 
+/* Converts the weight rows of a part to float. format: a constant. */
 INLINE void convert_part(const PackedCall *call, Format format, int part) {
     const Packed *w = call->w;
     int start, end = end_of_part(call, part, &start), groups = groups_of(w, format);
@@ -360,6 +366,7 @@ INLINE void convert_part(const PackedCall *call, Format format, int part) {
     }
 }
 
+/* Calls a function with the format of the weights as a constant. */
 #define FOR_FORMAT(function)                                                                      \
     const PackedCall *call = work;                                                                \
     switch (call->w->format) {                                                                    \
@@ -373,6 +380,7 @@ static void part_of_packed_product(void *work, int part) { FOR_FORMAT(multiply_p
 
 static void part_of_conversion(void *work, int part) { FOR_FORMAT(convert_part) }
 
+/* Runs `run` on parts of the weight rows, of about PART_NUMBERS multiplications each. */
 static void share_out_rows(PackedCall *call, Part *run, int threads) {
     int64_t of_numbers = PART_NUMBERS / ((int64_t)call->w->inputs * (call->rows ? call->rows : 1));
     int part_rows = of_numbers > LEAST_PART_ROWS ? (int)of_numbers : LEAST_PART_ROWS;
@@ -397,11 +405,15 @@ typedef struct Integers {
     float *scales, *sums;
 } Integers;
 
+/* The bytes at even places, then those at odd ones. */
 static inline __m512i evens_first(__m512i v) {
     __m256i even = _mm512_cvtepi16_epi8(v), odd = _mm512_cvtepi16_epi8(_mm512_srli_epi16(v, 8));
     return _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
 }
 
+/* Converts a group of a row of x to integers. digits: [units, PLANES, UNIT]; is_mixed: even places of a
+ * unit first. scale: what the integers are multiplied by; NaN if a number is not finite. total: the sum of
+ * the numbers. */
 static void group_to_integers(const float *x, int group, int is_mixed, int8_t *digits, float *scale,
                               float *total) {
     __m512 most = _mm512_setzero_ps(), check = most;
@@ -472,6 +484,7 @@ INLINE void widen_four(const void *from, Format format, const int64_t *rows, int
     }
 }
 
+/* UNIT codes as bytes; of 4 bits, those at even places first. format: a constant. */
 INLINE __m512i unit_of_codes(const uint8_t *at, Format format) {
     if (format == CODES_OF_8) return _mm512_loadu_si512(at);
     __m256i codes = _mm256_loadu_si256((const __m256i *)at);
@@ -531,6 +544,7 @@ INLINE void multiply_integers(const PackedCall *call, Format format, const uint8
     }
 }
 
+/* As `multiply_part`, in integers: 4 weight rows and up to 4 rows of x at a time. */
 INLINE void multiply_part_in_integers(const PackedCall *call, Format format, int part) {
     const Packed *w = call->w;
     int start, end = end_of_part(call, part, &start), groups = groups_of(w, format);
@@ -567,6 +581,7 @@ INLINE void multiply_part_in_integers(const PackedCall *call, Format format, int
     }
 }
 
+/* work: a PackedCall. */
 static void part_in_integers(void *work, int part) {
     const PackedCall *call = work;
     if (call->w->format == CODES_OF_4) multiply_part_in_integers(call, CODES_OF_4, part);

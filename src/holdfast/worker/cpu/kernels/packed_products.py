@@ -1,4 +1,9 @@
-"""Products with weights in their stored form, packed or in 16 bits: packed_products.h."""
+"""Products with weights in their stored form, packed or in 16 bits: packed_products.h.
+
+Packed weights are quantized codes, several in each integer. MLX multiplies by a stand-in: an array that
+begins with a random key and the addresses of the stored weights, and has the shape of the float32
+weights, but not their memory. The shim (`products`) recognizes the key.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,14 @@ import numpy.typing as npt
 from holdfast.worker.cpu.kernels import products
 from holdfast.worker.cpu.kernels.build import turned_off
 
-NAME = "packed_products"  # the name that turns it off
+NAME = "packed_products"  # as HOLDFAST_KERNELS lists it
 BITS = (8, 4)
 GROUP_SIZES = (32, 64, 128)
 INPUTS_MULTIPLE = 32
 MOST_ROWS = 64  # with more rows, it pays to convert the weights and leave the product to BLAS
 
-# as in packed_products.h; bfloat16, which numpy does not have, comes as its bits
+# formats of weights and scales, numbered as in packed_products.h; bfloat16, which numpy does not have,
+# comes as its bits
 _FORMATS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}
 _CODES = {8: 3, 4: 4}
 _KEY_BYTES = 16
@@ -87,7 +93,7 @@ class PackedWeights:
             assert bits in BITS
             assert group_size in GROUP_SIZES
             assert scales.shape == biases.shape == (self.outputs, self.inputs // group_size)
-        self._arrays = arrays  # keeps their memory
+        self._arrays = arrays  # keeps their memory alive: `struct` has their addresses
         self.struct = PackedStruct(
             *(None if array is None else array.ctypes.data for array in (weights, scales, biases)),
             self.outputs,

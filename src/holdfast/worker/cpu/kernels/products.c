@@ -15,6 +15,9 @@
  * for all rows. Each number of the result is added up in the same order whatever the number of
  * rows, so a row has the same result alone and among others.
  *
+ * A tile is a few rows and columns of a result, whose sums stay in registers. A part is the share of one
+ * thread: the function `run` computes part 0, 1, … of the work that it gets.
+ *
  * Plain C with the vector extensions of GCC and Clang.
  */
 #include "threads.h"
@@ -92,10 +95,12 @@ static __attribute__((noinline)) float rest_of_product(const float *x, const flo
     return product;
 }
 
+/* alpha product + beta y; y is not read if beta is 0. */
 INLINE float scaled(const Product *p, float product, const float *y) {
     return p->beta ? p->alpha * product + p->beta * *y : p->alpha * product;
 }
 
+/* Computes `rows` x `columns` results of y = x w^T. rows, columns: constants. */
 INLINE void tile(const Product *p, int row, int column, const int rows, const int columns) {
     const float *x = p->x + row * p->x_stride, *w = p->w + column * p->w_stride;
     vec total[2 * TILE_COLUMNS][TILE_ROWS] = {};
@@ -123,6 +128,7 @@ INLINE void tile(const Product *p, int row, int column, const int rows, const in
     }
 }
 
+/* Computes `columns` columns of y = x w^T, tile by tile. columns: a constant. */
 INLINE void columns_of(const Product *p, int column, const int columns) {
     int row = 0;
     for (; row + TILE_ROWS <= p->rows; row += TILE_ROWS) {
@@ -135,7 +141,8 @@ INLINE void columns_of(const Product *p, int column, const int columns) {
     }
 }
 
-/* Columns of y = x w with w in the form [inner, columns], a vector of WIDTH or 4 at a time. */
+/* Computes `rows` rows and some columns of y = x w, with w in the form [inner, columns], a vector of
+ * WIDTH or 4 columns at a time. rows, vectors: constants. */
 #define TILE_ACROSS(name, vector)                                                                 \
     INLINE void name(const Product *p, int row, int column, const int rows, const int vectors) {  \
         const int width = sizeof(vector) / sizeof(float);                                         \
@@ -159,6 +166,7 @@ INLINE void columns_of(const Product *p, int column, const int columns) {
 TILE_ACROSS(tile_across, vec)
 TILE_ACROSS(four_across, unaligned_four)
 
+/* Computes one result of y = x w. */
 INLINE void one_across(const Product *p, int row, int column) {
     const float *x = p->x + row * p->x_stride, *w = p->w + column;
     float product = 0, *y = p->y + row * p->y_stride + column;
@@ -166,6 +174,7 @@ INLINE void one_across(const Product *p, int row, int column) {
     *y = scaled(p, product, y);
 }
 
+/* Computes the columns from `start` to `end` of `rows` rows of y = x w. rows: a constant. */
 INLINE void rows_across(const Product *p, int row, const int rows, int start, int end) {
     int column = start;
     for (; column + 4 * WIDTH <= end; column += 4 * WIDTH) tile_across(p, row, column, rows, 4);
@@ -176,6 +185,7 @@ INLINE void rows_across(const Product *p, int row, const int rows, int start, in
     }
 }
 
+/* Computes a part, some columns, of y = x w. work: a Product. */
 static void part_across(void *work, int part) {
     const Product *p = work;
     int start = part * p->columns_per_part, end = start + p->columns_per_part, row = 0;
@@ -188,6 +198,7 @@ static void part_across(void *work, int part) {
     }
 }
 
+/* Computes a part, some columns, of y = x w^T. work: a Product. */
 static void part_of_product(void *work, int part) {
     const Product *p = work;
     int column = part * p->columns_per_part, end = column + p->columns_per_part;
@@ -212,6 +223,7 @@ static void share_out_columns(Product *p, Part *run, int multiple) {
     share_out(run, p, parts, blas.threads < worth_waking ? blas.threads : worth_waking);
 }
 
+/* The first bytes of every stand-in for packed weights (`StandIn`). */
 static struct {
     uint8_t bytes[16];
     int is_set;
@@ -283,7 +295,8 @@ static int cut_of(int count) {
     return ((count + parts - 1) / parts + 15) / 16 * 16; /* a multiple of the tiles of a BLAS */
 }
 
-/* A product in row-major order that is split by its rows or its columns. */
+/* A product in row-major order, c = alpha a b + beta c, that is split by its rows or its columns into parts
+ * of `cut` rows or columns. Names as in CBLAS; of_a, of_b: AS_IT_IS or TRANSPOSED. */
 typedef struct {
     int of_a, of_b, m, n, k, lda, ldb, ldc;
     float alpha, beta;
@@ -320,6 +333,7 @@ static void shared_sgemm(int order, int of_a, int of_b, int m, int n, int k, flo
     holdfast_end_one_thread();
 }
 
+/* Makes an error visible in the logits. */
 static void fill_with_nan(float *y, int rows, int columns, int64_t stride) {
     for (int row = 0; row < rows; row++) {
         float *of_row = y + row * stride;
@@ -340,7 +354,7 @@ static float *transposed(const float *x, int rows, int inner, int64_t stride) {
  * converts, and multiplies by the BLAS. */
 typedef struct {
     const PackedCall *call;
-    int cut;
+    int cut;            /* weight rows of a part */
     _Atomic int failed; /* out of memory */
 } ManyRows;
 
@@ -349,6 +363,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void make_key(void) { pthread_key_create(&converted, free); }
 
+/* Memory for the converted weights of a part; NULL if memory is short. */
 static float *scratch_of_thread(void) {
     pthread_once(&once, make_key);
     float *numbers = pthread_getspecific(converted);
@@ -358,6 +373,7 @@ static float *scratch_of_thread(void) {
     return numbers;
 }
 
+/* Converts the weight rows of a part and multiplies all rows of x by them. work: a ManyRows. */
 static void part_of_many_rows(void *work, int part) {
     ManyRows *many = work;
     const PackedCall *call = many->call;
@@ -390,8 +406,8 @@ static int many_rows(const PackedCall *call) {
     return !atomic_load(&many.failed);
 }
 
-/* y = alpha x w^T + beta y for the weight rows from `first` to `end`. x: [rows, inputs], y: [rows,
- * end - first]. Returns 0 if memory is short. */
+/* y = alpha x w^T + beta y for the weight rows (outputs) from `first` to `end`. x: [rows, inputs], y:
+ * [rows, end - first]. Returns 0 if memory is short. */
 int holdfast_multiply_packed(const Packed *w, int first, int end, int rows, float alpha,
                              const float *x, int64_t x_stride, float beta, float *y,
                              int64_t y_stride) {
@@ -419,6 +435,8 @@ static int stand_in_product(const StandIn *b, int rows, int columns, int inner, 
                                     y_stride);
 }
 
+/* What MLX calls for every float32 product: c = alpha a b + beta c. Computes products with stand-ins and
+ * those of few rows, and passes all others on to the BLAS. */
 void cblas_sgemm(int order, int of_a, int of_b, int m, int n, int k, float alpha, const float *a,
                  int lda, const float *b, int ldb, float beta, float *c, int ldc) {
     if (order != ROW_MAJOR || m <= 0 || n <= 0 || k <= 0) {

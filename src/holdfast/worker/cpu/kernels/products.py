@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from holdfast.worker.cpu.kernels.build import Kernel, is_on, kernel
 
-FEW_ROWS = "few_rows"  # the name that turns the kernel off, without the shim
+FEW_ROWS = "few_rows"  # as HOLDFAST_KERNELS lists the kernel; the shim is called "products"
 # constants of CBLAS
 _ROW_MAJOR = 101
 _NOT_TRANSPOSED = 111
@@ -51,9 +51,9 @@ def unavailable() -> str:
 
 def library() -> ctypes.CDLL:
     """The compiled products.c. Requires that `unavailable` is empty."""
-    library = _shim().library
-    assert library is not None
-    return library
+    compiled = _shim().library
+    assert compiled is not None
+    return compiled
 
 
 @cache
@@ -79,16 +79,17 @@ def put_before_mlx(blas: Blas, *, threads: int) -> str:
     if not _agrees_with_numpy():
         return ""
     file = library()._name
-    ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)  # before all that are loaded later
+    # its symbols now take precedence over those of libraries that are loaded later
+    ctypes.CDLL(file, mode=ctypes.RTLD_GLOBAL)
     return file
 
 
 def use(blas: Blas, *, threads: int, most_rows: int) -> None:
-    """Pass products on to `blas`, except those of up to `most_rows` rows."""
-    products = (blas.sgemm, blas.dgemm, blas.cgemm)
-    for_threads = (blas.get_threads, blas.set_threads)
+    """Let the shim pass products on to `blas`, except those of up to `most_rows` rows."""
+    product_functions = (blas.sgemm, blas.dgemm, blas.cgemm)
+    thread_functions = (blas.get_threads, blas.set_threads)
     library().holdfast_use_blas(
-        *(ctypes.cast(each, ctypes.c_void_p) for each in (*products, *for_threads)),
+        *(ctypes.cast(each, ctypes.c_void_p) for each in (*product_functions, *thread_functions)),
         ctypes.c_int(blas.takes_64_bits),
         ctypes.c_int(threads),
         ctypes.c_int(most_rows),
@@ -108,7 +109,7 @@ def blas_on_one_thread() -> Iterator[None]:
 
 
 def linear(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Floats:
-    """A linear layer, as MLX asks the shim for it.
+    """A linear layer, by the call with which MLX computes it through the shim.
 
     inputs: [rows, n], weights: [outputs, n], both with adjoining columns. bias: [rows, outputs].
     Returns [rows, outputs].
@@ -117,18 +118,20 @@ def linear(inputs: Floats, weights: Floats, bias: Floats | None = None) -> Float
 
 
 def product(inputs: Floats, matrix: Floats, bias: Floats | None = None) -> Floats:
-    """As `linear`, but with a matrix [n, outputs], as in the attention of a step."""
+    """As `linear`, but with a matrix [n, outputs]: the values in the attention of a step."""
     return _multiply(inputs, matrix, matrix.shape[1], _NOT_TRANSPOSED, bias)
 
 
 def _multiply(
-    inputs: Floats, matrix: Floats, outputs: int, form: int, bias: Floats | None
+    inputs: Floats, matrix: Floats, outputs: int, transposition: int, bias: Floats | None
 ) -> Floats:
+    """Call the shim. transposition: CBLAS's constant for `matrix`."""
     rows, inner = inputs.shape
-    # without a bias, beta is 0 and BLAS must ignore these values: NaN would show if it did not
+    # without a bias, the factor of the result (beta) is 0, and BLAS must ignore what is in it: NaN
+    # would show if it did not
     result = np.full((rows, outputs), np.nan, np.float32) if bias is None else bias.copy()
     library().cblas_sgemm(
-        *map(ctypes.c_int, (_ROW_MAJOR, _NOT_TRANSPOSED, form, rows, outputs, inner)),
+        *map(ctypes.c_int, (_ROW_MAJOR, _NOT_TRANSPOSED, transposition, rows, outputs, inner)),
         ctypes.c_float(1),
         ctypes.c_void_p(inputs.ctypes.data),
         ctypes.c_int(inputs.strides[0] // inputs.itemsize),
@@ -153,8 +156,8 @@ def _agrees_with_numpy() -> bool:
     weights = rng.standard_normal((77, 131), np.float32)
     for rows in range(1, 40):
         inputs = rng.standard_normal((rows, 131), np.float32)
-        wanted = linear_in_numpy(inputs, weights)
-        for got in (linear(inputs, weights), product(inputs, np.ascontiguousarray(weights.T))):
-            if not np.allclose(got, wanted, rtol=1e-4, atol=1e-4):
+        expected = linear_in_numpy(inputs, weights)
+        for computed in (linear(inputs, weights), product(inputs, np.ascontiguousarray(weights.T))):
+            if not np.allclose(computed, expected, rtol=1e-4, atol=1e-4):
                 return False
     return True

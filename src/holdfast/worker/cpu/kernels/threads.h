@@ -5,6 +5,8 @@
  * threads, and a caller that waits for the last parts, look for some microseconds, since a step is
  * many short pieces, and then sleep. On a busy machine, looking for longer would take the processor
  * from the threads that are waited for.
+ *
+ * A work is one call of `share_out`; its parts have the numbers from 0 on.
  */
 #include <linux/futex.h>
 #include <pthread.h>
@@ -24,7 +26,8 @@ static struct {
     int threads;          /* in addition to the caller */
     Part *run;
     void *work;
-    _Atomic uint64_t unclaimed; /* high half: which work; low half: how many parts nobody claimed */
+    /* high half: the number of the work; low half: how many of its parts no thread has claimed */
+    _Atomic uint64_t unclaimed;
     _Atomic uint32_t unfinished; /* parts; the caller sleeps on it */
     _Atomic int caller_sleeps;
     _Atomic uint32_t works; /* how many works there were; idle threads sleep on it */
@@ -59,6 +62,7 @@ static void run_unclaimed_parts(void) {
     }
 }
 
+/* Waits until other threads have finished the parts that they have claimed. */
 static void wait_for_last_parts(void) {
     int64_t sleep_at = now_ns() + AWAKE_NS;
     uint32_t left;
@@ -70,6 +74,7 @@ static void wait_for_last_parts(void) {
     atomic_store(&pool.caller_sleeps, 0);
 }
 
+/* The body of a thread of the pool: runs parts of every work, and sleeps between works. */
 static void *helping_thread(void *unused) {
     (void)unused;
     for (;;) {
