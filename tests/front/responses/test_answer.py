@@ -207,6 +207,18 @@ def test_the_events_of_an_answer_have_openais_order() -> None:
     ]
 
 
+def test_an_answer_without_output_has_an_empty_message() -> None:
+    """Without it, a later request would continue the conversation without the assistant's turn."""
+    assert kinds(streamed(answer_of(), [])) == [
+        *("created", "in_progress"),
+        *("output_item.added", "content_part.added", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        "completed",
+    ]
+    (message,) = whole(answer_of(), [])["output"]
+    assert (message["type"], message["role"], text_of(message)) == ("message", "assistant", "")
+
+
 def test_a_thought_is_shown_as_summary_on_request() -> None:
     events = streamed(answer_of(Shows(summaries=True)), [THOUGHT])
     assert kinds(events)[2:-1] == [

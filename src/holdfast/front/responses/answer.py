@@ -332,7 +332,12 @@ class ResponseAnswer(AnswerFormat):
     def choice_end(self, event: ChoiceFinished) -> bytes:
         self._end = event.finish_reason
         is_cut = self._end == "length"
-        return self._end_item("incomplete" if is_cut else _status_before_next(self._open_item))
+        empty_message = b""
+        if not self._finished_items and self._open_item is None:
+            # else a later request would continue the conversation without the assistant's turn
+            empty_message = self._begin_item(_MessageBuilder(self._new_id(_MessageBuilder)))
+        status = "incomplete" if is_cut else _status_before_next(self._open_item)
+        return empty_message + self._end_item(status)
 
     def stream_end(self, counts: TokenCounts, explanation: Explanation | None) -> bytes:
         """Return the last event, with the final response object."""
