@@ -15,14 +15,14 @@ from holdfast.errors import ModelLoadError
 from holdfast.models import draft_pairs
 from holdfast.models.download import demo_folder
 from holdfast.models.draft_pairs import (
-    DraftFolder,
+    LocalModel,
     check_pair,
     check_speculation,
     draft_of,
     found_draft,
 )
 
-DEMO = DraftFolder(name="holdfast-demo", folder=demo_folder())
+DEMO = LocalModel(name="holdfast-demo", folder=demo_folder())
 DRAFT_ID = "holdfast-demo-draft"
 
 
@@ -57,18 +57,18 @@ def make_ordinary(tokenizer: dict[str, Any]) -> None:
 
 
 def test_the_bundled_models_are_a_pair() -> None:
-    check_pair(DEMO, DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID)))
+    check_pair(DEMO, LocalModel(name=DRAFT_ID, folder=demo_folder(DRAFT_ID)))
 
 
 def test_file_names_and_formats_do_not_matter(tmp_path: Path) -> None:
-    check_pair(DEMO, DraftFolder(name="a copy", folder=copied(tmp_path / "something else")))
+    check_pair(DEMO, LocalModel(name="a copy", folder=copied(tmp_path / "something else")))
 
 
 @pytest.mark.parametrize("change", [swap_two, add_one, make_ordinary])
 def test_models_with_different_tokens_are_not_a_pair(
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
-    other = DraftFolder(name="other", folder=copied(tmp_path / "other", change))
+    other = LocalModel(name="other", folder=copied(tmp_path / "other", change))
     with pytest.raises(ModelLoadError, match="other cannot draft for holdfast-demo"):
         check_pair(DEMO, other)
 
@@ -82,7 +82,7 @@ def test_the_setting_accepts_bundled_folder_and_catalog_models(tmp_path: Path) -
         ("small", folder),
     ):
         found = draft_of(DEMO, setting, listed=listed, environ={"HF_HOME": str(tmp_path)})
-        assert found == DraftFolder(name=setting, folder=expected)
+        assert found == LocalModel(name=setting, folder=expected)
     assert draft_of(DEMO, "off", listed=listed, environ={}) is None
 
 
@@ -115,7 +115,7 @@ def test_a_draft_model_is_found_by_its_tokens(
     assert draft_of(DEMO, "auto", environ=environ) is None
     allow_small_models(monkeypatch)
     found = draft_of(DEMO, "auto", environ=environ)
-    assert found == DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
+    assert found == LocalModel(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
     snapshot = tmp_path / "hub" / "hub" / "models--coast--other" / "snapshots" / "1"
     copied(snapshot, swap_two)
     assert draft_of(DEMO, "auto", environ=environ) == found
@@ -156,8 +156,8 @@ def test_a_damaged_model_does_not_hide_another_candidate(
         (folder / file).symlink_to("long" * 1000)  # even root gets OSError
     else:
         (folder / file).write_text(content)
-    broken = DraftFolder(name="broken", folder=folder)
-    sound = DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
+    broken = LocalModel(name="broken", folder=folder)
+    sound = LocalModel(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
     assert found_draft(DEMO, [broken, sound]) == sound
     assert found_draft(DEMO, [broken]) is None
 
@@ -168,7 +168,7 @@ def test_a_model_in_an_unreadable_folder_is_left_out(
     allow_small_models(monkeypatch)
     listed = [ModelSettings(path=str(tmp_path / ("long" * 1000)))]
     found = draft_of(DEMO, "auto", listed=listed, environ={"HF_HOME": str(tmp_path)})
-    assert found == DraftFolder(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
+    assert found == LocalModel(name=DRAFT_ID, folder=demo_folder(DRAFT_ID))
 
 
 def test_models_that_are_not_much_smaller_are_not_chosen(
@@ -176,6 +176,6 @@ def test_models_that_are_not_much_smaller_are_not_chosen(
 ) -> None:
     monkeypatch.setattr(draft_pairs, "_LEAST_MODEL_BYTES", 1 << 20)
     copy = shutil.copytree(DEMO.folder, tmp_path / "copy")
-    same = DraftFolder(name="same", folder=copy)
-    broken = DraftFolder(name="broken", folder=tmp_path)
+    same = LocalModel(name="same", folder=copy)
+    broken = LocalModel(name="broken", folder=tmp_path)
     assert found_draft(DEMO, [same, broken]) is None

@@ -209,10 +209,10 @@ def _find_draft(
 
     listed: the models of models.toml, one of which may be the draft model.
     """
-    from holdfast.models.draft_pairs import DraftFolder, draft_of
+    from holdfast.models.draft_pairs import LocalModel, draft_of
 
     if diagnosis.folder:
-        model = DraftFolder(name=diagnosis.model_name, folder=Path(diagnosis.folder))
+        model = LocalModel(name=diagnosis.model_name, folder=Path(diagnosis.folder))
         draft = draft_of(model, settings.speculation, listed=listed, environ=os.environ)
         diagnosis.draft_model = "" if draft is None else draft.name
 

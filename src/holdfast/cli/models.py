@@ -225,7 +225,7 @@ def _draft_model(entry: CatalogEntry, source: ModelSource, catalog: Catalog) -> 
     """The model that would draft for a model; empty if there is none, or if that is not known before
     the files are fetched. Raises ModelLoadError if the model that is named cannot draft.
     """
-    from holdfast.models.draft_pairs import DraftFolder, draft_of, named_draft
+    from holdfast.models.draft_pairs import LocalModel, draft_of, named_draft
 
     setting = entry.model.speculation
     listed = [each.model for each in catalog.entries]
@@ -238,7 +238,7 @@ def _draft_model(entry: CatalogEntry, source: ModelSource, catalog: Catalog) -> 
     if folder is None:
         return ""
     found_draft = draft_of(
-        DraftFolder(name=entry.name, folder=folder), setting, listed=listed, environ=os.environ
+        LocalModel(name=entry.name, folder=folder), setting, listed=listed, environ=os.environ
     )
     return "" if found_draft is None else found_draft.name
 

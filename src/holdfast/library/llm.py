@@ -69,7 +69,7 @@ from holdfast.library.in_process import (
 )
 from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.download import resolve_model, served_id
-from holdfast.models.draft_pairs import DraftFolder, draft_of
+from holdfast.models.draft_pairs import LocalModel, draft_of
 from holdfast.store.folder import library_folder
 from holdfast.wire.commands import SequenceRequest, WorkerSettings
 from holdfast.wire.events import (
@@ -407,12 +407,14 @@ def _close_client(client: InProcessClient, *, temporary_images: Path | None) -> 
 
 
 def _start_client(settings: Settings, folder: Path, store: str, *, images: Path) -> InProcessClient:
-    """Start a worker on a thread, which begins to load the model. store: the store's folder; empty:
-    none.
+    """Start a worker on a thread, which begins to load the model.
+
+    folder: with the model's files. store: the store's folder; empty: none. images: where the images
+    of prompts are kept.
     """
     model = replace(settings.model, name=served_id(settings.model))
     draft = draft_of(
-        DraftFolder(name=model.name, folder=folder), model.speculation, environ=os.environ
+        LocalModel(name=model.name, folder=folder), model.speculation, environ=os.environ
     )
     worker = WorkerSettings(
         folder=str(folder),

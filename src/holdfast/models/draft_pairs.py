@@ -46,20 +46,20 @@ _ITSELF = "a model cannot draft for itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftFolder:
-    """A model on this machine that may draft."""
+class LocalModel:
+    """A model on this machine: one that may draft, or one to draft for."""
 
     name: str
     folder: Path
 
 
 def draft_of(
-    model: DraftFolder,
+    model: LocalModel,
     speculation: str,
     *,
     listed: Iterable[ModelSettings] = (),
     environ: Mapping[str, str],
-) -> DraftFolder | None:
+) -> LocalModel | None:
     """The draft model that the setting `model.speculation` asks for; None: no model drafts.
 
     listed: further models, which the setting may name, or which may be found. Blocks, as long as a
@@ -75,7 +75,7 @@ def draft_of(
         )
     except ModelLoadError as error:
         raise _unusable(speculation, str(error)) from None
-    draft = DraftFolder(name=speculation, folder=folder)
+    draft = LocalModel(name=speculation, folder=folder)
     if folder.resolve() == model.folder.resolve():
         raise _unusable(speculation, _ITSELF)
     check_pair(model, draft)
@@ -126,17 +126,17 @@ def _unusable(speculation: str, reason: str) -> ModelLoadError:
 
 
 def _candidates(
-    model: DraftFolder, listed: Iterable[ModelSettings], environ: Mapping[str, str]
-) -> Iterator[DraftFolder]:
+    model: LocalModel, listed: Iterable[ModelSettings], environ: Mapping[str, str]
+) -> Iterator[LocalModel]:
     """The models on this machine, each once, except `model`. Downloads nothing."""
     excluded_places = {model.folder.resolve()}
-    folders = [DraftFolder(name=name, folder=demo_folder(name)) for name in DEMO_IDS]
+    folders = [LocalModel(name=name, folder=demo_folder(name)) for name in DEMO_IDS]
     folders += [
-        DraftFolder(name=each.name or each.path, folder=Path(each.path).expanduser())
+        LocalModel(name=each.name or each.path, folder=Path(each.path).expanduser())
         for each in listed
     ]
     cached = cached_models(hub_cache_folder(environ))
-    folders += [DraftFolder(name=name, folder=folder) for name, folder in cached.items()]
+    folders += [LocalModel(name=name, folder=folder) for name, folder in cached.items()]
     for each in folders:
         try:
             place = each.folder.resolve() if each.folder.is_dir() else None
@@ -148,7 +148,7 @@ def _candidates(
             yield each
 
 
-def check_pair(model: DraftFolder, draft: DraftFolder) -> None:
+def check_pair(model: LocalModel, draft: LocalModel) -> None:
     """Raise ModelLoadError, which names both models, if their tokens differ."""
     model_tokens = _tokens_of(model.folder)
     draft_tokens = _tokens_of(draft.folder)
@@ -162,7 +162,7 @@ def check_pair(model: DraftFolder, draft: DraftFolder) -> None:
     )
 
 
-def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftFolder | None:
+def found_draft(model: LocalModel, candidates: Iterable[LocalModel]) -> LocalModel | None:
     """The smallest of the candidates that can draft for a model and is much smaller; None if there
     is none, if the model is too small to gain anything, or if its files are damaged.
     """
@@ -173,7 +173,7 @@ def found_draft(model: DraftFolder, candidates: Iterable[DraftFolder]) -> DraftF
     if model_bytes < _LEAST_MODEL_BYTES:
         return None
     most_bytes = model_bytes * _LARGEST_DRAFT_SHARE
-    sizes: list[tuple[int, DraftFolder]] = []
+    sizes: list[tuple[int, LocalModel]] = []
     for each in candidates:
         try:
             size = checked_tensor_bytes(each.folder)

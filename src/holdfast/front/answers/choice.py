@@ -181,7 +181,9 @@ class ChoiceText:
         return events
 
     def _detokenize(self, token_ids: tuple[int, ...]) -> tuple[OutputDelta, ...]:
-        """Detokenize plain text without parsing it, for requests that need no token positions."""
+        """Detokenize plain text, which the reader passes on unparsed, for requests that need no token
+        positions.
+        """
         self.completion_tokens += len(token_ids)
         if token_ids and token_ids[-1] in self._rules.stop_token_ids:
             token_ids = token_ids[:-1]

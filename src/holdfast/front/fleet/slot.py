@@ -59,7 +59,7 @@ from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import Pressure
 from holdfast.machine.memory_plan import MemoryShare
-from holdfast.models.draft_pairs import DraftFolder
+from holdfast.models.draft_pairs import LocalModel
 from holdfast.models.tokenizer_files import default_sampling
 from holdfast.wire.commands import (
     LogChange,
@@ -132,7 +132,7 @@ class ModelFiles:
     folder: Path
     weight_bytes: int = 0  # with adapters and draft model; 0: not measured
     sampling: Mapping[str, float] = field(default_factory=dict)  # as the model recommends
-    draft: DraftFolder | None = None  # None: no draft model
+    draft: LocalModel | None = None  # None: no draft model
     can_chat: bool = True  # whether the model has a chat template
 
 

@@ -2,8 +2,9 @@
 
 After a restart, conversations continue from exactly these tokens.
 
-Only a request that contains the answer can read its row: the row's key is a hash of the answer's
-text and of the tenant, and the row's bytes are encrypted with a key that needs the whole hash. The
+Only a request that contains the answer can read its row: the row's key is the first bytes of a hash
+of the answer's text and of the tenant (the *secret*), and the row's bytes are encrypted with a key
+that needs the whole hash. A *tag* distinguishes answers with equal texts. The
 file only saves prefill work: a failure here never makes a request fail. A damaged file is replaced
 by an empty one.
 """

@@ -45,7 +45,7 @@ from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.chat_templates import template_sources
 from holdfast.models.download import resolve_model
-from holdfast.models.draft_pairs import DraftFolder, draft_of
+from holdfast.models.draft_pairs import LocalModel, draft_of
 from holdfast.models.tokenizer_files import read_json, recommended_sampling
 from holdfast.models.weight_files import checked_tensor_bytes
 from holdfast.store.folder import chosen_folder
@@ -133,12 +133,12 @@ def run(
     return 0
 
 
-def _draft_of(entry: CatalogEntry, folder: Path, catalog: Catalog) -> DraftFolder | None:
+def _draft_of(entry: CatalogEntry, folder: Path, catalog: Catalog) -> LocalModel | None:
     """The draft model of a model in `folder`; None: none. Raises ModelLoadError if the one that the
     entry names cannot draft.
     """
     return draft_of(
-        DraftFolder(name=entry.name, folder=folder),
+        LocalModel(name=entry.name, folder=folder),
         entry.model.speculation,
         listed=[each.model for each in catalog.entries],
         environ=os.environ,

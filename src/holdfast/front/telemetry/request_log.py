@@ -329,7 +329,7 @@ class AnswerRecord:
         # the latest progress of each choice; only long prefills report progress
         self.progress: dict[int, PromptProgress] = {}
         self.progress_logged_at: float | None = None  # when progress was last logged; None: never
-        self._model = ""
+        self._model = ""  # empty until a model accepts the request
         self._choices_per_prompt = 1
         self._tokens_by_choice: dict[int, int] = {}  # number of tokens by choice
         self._first_text_times: dict[int, float] = {}  # time of the first text, by choice

@@ -459,14 +459,14 @@ class AnswerDeltas:
         yield from stream.read()
         self.note_repairs(*stream.repairs)
 
-    def end_call(self, *repairs: str, closed: bool = True, complete: bool = False) -> None:
+    def end_call(self, *repairs: str, closed: bool = True, is_whole_object: bool = False) -> None:
         """End the open call.
 
-        closed: whether its closing markup was there. complete: True if the arguments were emitted as
+        closed: whether its closing markup was there. is_whole_object: True if the arguments were emitted as
         a whole object, including its last brace.
         """
         self.note_repairs(*repairs, "" if closed else "unclosed_call")
-        if not complete:
+        if not is_whole_object:
             self._write("}" if self.seen_keys else "{}")
         self.is_open = False
         self.any_call_ended = True

@@ -251,7 +251,9 @@ def _read_arguments(
     if source.starts_with("{"):
         yield from deltas.read_object(source, stops=ends)
         ignored_text, _ = yield from source.read_to(ends)
-        deltas.end_call("text_behind_arguments" if ignored_text.strip() else "", complete=True)
+        deltas.end_call(
+            "text_behind_arguments" if ignored_text.strip() else "", is_whole_object=True
+        )
     else:
         text, _ = yield from source.read_to(ends)
         if text.strip():
@@ -423,7 +425,7 @@ class KimiK3(CallFormat):
         elif name == "json" and deltas.is_open:
             yield from source.skip_space()
             if (yield from read_json_body(source, deltas, repair="")):
-                deltas.end_call(complete=True)
+                deltas.end_call(is_whole_object=True)
             return None
         _emit_up_to(source, deltas, channel or "text", source.place)
         return channel

@@ -138,7 +138,7 @@ class JsonCalls(CallFormat):
                 has_calls, openings_in_a_row = True, 0
                 closed = yield from _read_closing(source, deltas, closing)
                 is_closed = closed or not call_start or call_start in unclosed_openings
-                deltas.end_call(closed=is_closed, complete=True)
+                deltas.end_call(closed=is_closed, is_whole_object=True)
                 source.drop_read()
         if has_calls:
             source.place = 0
@@ -490,7 +490,7 @@ class NamedJson(CallFormat):
                 closed = marker in final_markers
             else:
                 break
-        deltas.end_call(closed=closed, complete=True)
+        deltas.end_call(closed=closed, is_whole_object=True)
         source.drop_read()
 
 

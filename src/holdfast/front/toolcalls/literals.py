@@ -41,7 +41,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 _END_UNQUOTED: Final = tuple(" \n\t\r,:[]{}\"'")
 _NOT_JSON_SPACE: Final = re.compile(r"[^ \t\r\n]")
 _FOUR_HEX_DIGITS: Final = re.compile(r"[0-9a-fA-F]{4}")
-_JSON_CLOSERS: Final = {"{": "}", "[": "]"}
+_CLOSING_BRACKETS: Final = {"{": "}", "[": "]"}  # by opening bracket
 _JSON_ESCAPES: Final = '"\\/bfnrt'
 
 
@@ -290,11 +290,11 @@ class JsonStream:
         elif character in ",:":
             source.place += 1
             self._note_repair("extra_comma" if character == "," else "extra_colon")
-        elif character in _JSON_CLOSERS and len(self._open_brackets) >= _MAX_DEPTH:
+        elif character in _CLOSING_BRACKETS and len(self._open_brackets) >= _MAX_DEPTH:
             source.place += 1
             self._omitted_brackets += 1
             self._note_repair("too_deep")
-        elif character in _JSON_CLOSERS and expects_key:
+        elif character in _CLOSING_BRACKETS and expects_key:
             source.place += 1
             self._note_repair("extra_bracket")
         else:
@@ -307,7 +307,7 @@ class JsonStream:
 
     def _read_value_or_key(self, character: str) -> Parser[None]:
         """Read the key or value that begins with this character, as `_expects` says."""
-        if self._expects == "value" and character in _JSON_CLOSERS:
+        if self._expects == "value" and character in _CLOSING_BRACKETS:
             self._source.place += 1
             self._open_bracket(character)
             return
@@ -443,10 +443,10 @@ class JsonStream:
         if self._omitted_brackets:
             self._omitted_brackets -= 1
             return
-        if character not in (_JSON_CLOSERS[bracket] for bracket in self._open_brackets):
+        if character not in (_CLOSING_BRACKETS[bracket] for bracket in self._open_brackets):
             self._note_repair("extra_bracket")
             return
-        while _JSON_CLOSERS[self._open_brackets[-1]] != character:
+        while _CLOSING_BRACKETS[self._open_brackets[-1]] != character:
             self._note_repair("missing_bracket")
             self._close_innermost()
         self._close_innermost()
@@ -467,7 +467,7 @@ class JsonStream:
             self._note_repair("trailing_comma")
             self._pending = self._pending.replace(",", "")
         self._emit_pending()
-        self._emit(_JSON_CLOSERS[self._open_brackets.pop()])
+        self._emit(_CLOSING_BRACKETS[self._open_brackets.pop()])
         self._expects = "next"
         self._awaits_value = False
 

@@ -165,7 +165,7 @@ class KeyValueTags(CallFormat):
         """Read the pairs of an open call, and the end of the call."""
         if (yield from read_json_body(source, deltas, stops=(self.call[1].strip(),))):
             closed = yield from self._read_closing_tag(source)
-            deltas.end_call(closed=closed, complete=True)
+            deltas.end_call(closed=closed, is_whole_object=True)
             return
         key, key_close, value_open = self.key[0].strip(), self.key[1].strip(), self.value[0].strip()
         while (yield from source.read_any(key)):
@@ -275,7 +275,7 @@ class NestedTags(CallFormat):
         while True:
             yield from source.skip_space()
             if (yield from read_json_body(source, deltas, stops=(self.marker,))):
-                deltas.end_call(complete=True)
+                deltas.end_call(is_whole_object=True)
                 yield from source.skip_space_and_read(f"{self.marker}</{self.call}>")
                 return
             start = source.place

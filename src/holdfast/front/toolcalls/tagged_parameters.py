@@ -156,7 +156,7 @@ def read_json_call(
         return False
     deltas.begin_call(tool)
     deltas.emit_json(json_text(arguments))
-    deltas.end_call(*repairs, complete=True)
+    deltas.end_call(*repairs, is_whole_object=True)
     return True
 
 
@@ -402,10 +402,10 @@ class TaggedParameters(CallFormat):
                     continue
                 if not (yield from self._read_possible_wrapper(source, deltas, tag)):
                     continue
-                yield from self._read_end(source, deltas, complete=True)
+                yield from self._read_end(source, deltas, is_whole_object=True)
                 return
-            complete = yield from read_json_body(source, deltas, stops=(self._call_closing,))
-            yield from self._read_end(source, deltas, complete=complete)
+            is_whole_object = yield from read_json_body(source, deltas, stops=(self._call_closing,))
+            yield from self._read_end(source, deltas, is_whole_object=is_whole_object)
             return
 
     def _read_possible_wrapper(
@@ -474,12 +474,12 @@ class TaggedParameters(CallFormat):
         return (*ends, ValueEnd(outer_closings[0], (section or next_openings[0],), closes=False))
 
     def _read_end(
-        self, source: Incoming, deltas: AnswerDeltas, *, complete: bool = False
+        self, source: Incoming, deltas: AnswerDeltas, *, is_whole_object: bool = False
     ) -> Parser[None]:
         """Read the closing tags of a call, which may be missing, and end the call."""
         yield from source.skip_space()
         closed = bool((yield from source.read_any(self._call_closing)))
-        deltas.end_call(closed=closed, complete=complete)
+        deltas.end_call(closed=closed, is_whole_object=is_whole_object)
         source.drop_read()
         yield from self._read_wrapper_closing(source)
 
