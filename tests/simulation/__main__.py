@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from tests.simulation.actions import Scenario, scenario_of
 from tests.simulation.outcomes import MOST_EVENTS, Result, Task
 from tests.simulation.pool import Worlds
-from tests.simulation.search import LAG, Search, Shrinker
+from tests.simulation.search import Search, Shrinker
 from tests.simulation.stories import regression, story
 
 REPORT_SECONDS = 10.0
@@ -38,7 +38,11 @@ class _Totals:
     """The results of all worlds so far, by number."""
 
     runs: dict[int, _Run] = field(default_factory=dict)
-    states: int = 0
+
+    @property
+    def states(self) -> int:
+        """How many pairs of states have been reached."""
+        return len(set[tuple[str, str]]().union(*(run.result.states for run in self.runs.values())))
 
     @property
     def failed(self) -> list[_Run]:
@@ -79,7 +83,7 @@ def _search(first: int, seconds: float, processes: int, *, only_first: bool) -> 
     search, totals = Search(first), _Totals()
     began = time.monotonic()
     reports_at = began + REPORT_SECONDS
-    lag = max(LAG, 2 * processes)
+    known: dict[int, tuple[Scenario, Result]] = {}
     running: dict[Future[Result | None], tuple[int, str, Scenario]] = {}
     number = 0
     with Worlds(processes) as worlds:
@@ -88,8 +92,11 @@ def _search(first: int, seconds: float, processes: int, *, only_first: bool) -> 
             is_late = now >= began + seconds
             if is_late and (totals.runs or now > began + seconds + FIRST_WORLD_SECONDS):
                 break
-            while not is_late and len(running) < processes and number < search.worlds + lag:
-                name, scenario = search.scenario(number)
+            while not is_late and len(running) < processes:
+                chosen = search.scenario(number, known)
+                if chosen is None:
+                    break
+                name, scenario = chosen
                 running[worlds.submit(Task(scenario=scenario))] = (number, name, scenario)
                 number += 1
             left = FIRST_WORLD_SECONDS if is_late else began + seconds - now
@@ -99,12 +106,9 @@ def _search(first: int, seconds: float, processes: int, *, only_first: bool) -> 
                 result = future.result()
                 assert result is not None
                 totals.runs[place] = _Run(name, scenario, result)
+                known[place] = (scenario, result)
                 for failure in result.failures:
                     _say(f"{name}: {failure.invariant}: {failure.what.strip().splitlines()[-1]}")
-            while search.worlds in totals.runs:
-                run = totals.runs[search.worlds]
-                search.learn(run.scenario, run.result)
-            totals.states = search.states
             if time.monotonic() > reports_at:
                 reports_at = time.monotonic() + REPORT_SECONDS
                 _say(f"{totals}, {totals.states} states")
@@ -123,8 +127,7 @@ def _one(seed: int, *, tells: bool, trace: str) -> _Totals:
         result = worlds.run(Task(scenario=scenario, trace=trace))
     if tells and not result.failures:
         _say(f"seed {seed}:\n{story(scenario, result)}")
-    states = len(result.states)
-    return _Totals({0: _Run(f"seed {seed}", scenario, result)}, states)
+    return _Totals({0: _Run(f"seed {seed}", scenario, result)})
 
 
 def _tell(totals: _Totals, *, processes: int, seconds: float) -> None:

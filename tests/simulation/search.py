@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
@@ -29,29 +29,34 @@ from tests.simulation.actions import (
 from tests.simulation.outcomes import Result, Task
 from tests.simulation.pool import Worlds
 
-LAG = 32  # the choice of world N depends on the results of all worlds up to N - LAG
+LAG = 64  # the choice of world N depends on the results of all worlds before N - LAG, and no others
 MOST_ACTIONS = 80
 FRESH_SHARE = 0.5
 _SPANS = (0.0005, 0.005, 0.05, 0.5, 5.0)  # seconds from a turn to a fault
 
 
 class Search:
-    """Chooses scenarios by number, deterministically for the same results in the same order."""
+    """Chooses scenarios by number. How many worlds run at once, and which ends first, has no
+    influence.
+    """
 
     def __init__(self, first: int) -> None:
         """first: the seed of the first generated scenario."""
         self.first = first
-        self.worlds = 0  # whose results are known
+        self._learned = 0  # number of worlds, the first ones, whose coverage is recorded
         self._reached: Counter[tuple[str, str]] = Counter()
         self._corpus: dict[tuple[str, str], Scenario] = {}  # by the pair that it reached first
 
-    @property
-    def states(self) -> int:
-        """How many pairs have been reached."""
-        return len(self._reached)
-
-    def scenario(self, number: int) -> tuple[str, Scenario]:
-        """The scenario of a world, with a name."""
+    def scenario(
+        self, number: int, results: Mapping[int, tuple[Scenario, Result]]
+    ) -> tuple[str, Scenario] | None:
+        """The scenario of a world, with a name. None while a result that the choice depends on is
+        unknown. Called in the order of numbers.
+        """
+        while self._learned < number - LAG:
+            if self._learned not in results:
+                return None
+            self._learn(*results[self._learned])
         seed = self.first + number
         dice = random.Random(f"search {seed}")
         if dice.random() < FRESH_SHARE or not self._corpus:
@@ -66,9 +71,9 @@ class Search:
         rarest = sorted(self._corpus, key=lambda pair: (self._reached[pair], pair))
         return self._corpus[dice.choice(rarest[: 1 + len(rarest) // 4])]
 
-    def learn(self, scenario: Scenario, result: Result) -> None:
-        """Record the coverage of a scenario. Called in the order of numbers."""
-        self.worlds += 1
+    def _learn(self, scenario: Scenario, result: Result) -> None:
+        """Record the coverage of the next world."""
+        self._learned += 1
         for pair in sorted(result.states):
             self._reached[pair] += 1
             self._corpus.setdefault(pair, scenario)
