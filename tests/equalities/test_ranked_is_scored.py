@@ -70,7 +70,7 @@ def served(subject: CachingWorker, *rankings: Ranking) -> list[list[Relevance]]:
     """The scores of each, in turn, as prefilled by the gateway."""
     script: list[list[Command]] = []
     for each in rankings:
-        script += [[each.first]] if each.first is not None else []
+        script += [[each.shared_prefix]] if each.shared_prefix is not None else []
         script.append(list(each.sequences))
     inbox = subject.serve(script, in_turn=True)
 
