@@ -96,3 +96,32 @@ def test_callers_share_neither_answers_nor_stored_responses(worlds: Worlds) -> N
             options={"keys": True},
         ),
     )
+
+
+def test_the_place_of_a_preempted_request_is_taken_at_once(worlds: Worlds) -> None:
+    """The loop slept for up to five seconds after it had preempted the only running request."""
+    check(
+        worlds,
+        Scenario(
+            order=149,
+            actions=(
+                Turn(at=0.0, agent="a1", tokens=300, system="short", twins=1),
+                Turn(at=10.0, agent="a1.1", tokens=800),
+                Turn(at=13.0, agent="a1.1.7"),
+                Turn(at=13.2, agent="a1.1.7.11", tokens=800, session="s-a0", twins=3),
+                Call(
+                    at=13.3,
+                    method="DELETE",
+                    path="/v1/sessions/s-a0?model=m&forget=true",
+                    key="alice",
+                ),
+            ),
+            options={
+                "kv_tokens": 3000,
+                "max_running": 1,
+                "unread_bytes": 1024,
+                "repeats": True,
+                "runs_ahead": True,
+            },
+        ),
+    )

@@ -476,7 +476,7 @@ class WorkerLoop:
         """Dispatch the next step and collect the one under way: in this order if the engine runs
         ahead, so that the device computes while results are processed; otherwise in reverse order.
 
-        Returns False if there was no step to dispatch or collect.
+        Returns False if there was nothing to dispatch, collect or preempt.
         """
         was_under_way = self._step_under_way is not None
         self._collect_before_planning()
@@ -503,10 +503,12 @@ class WorkerLoop:
         if self._step_under_way is not None and self._step_under_way.is_suspect:
             self._collect_step_under_way()
             return True
-        if not was_under_way and self._step_under_way is None:
-            self._idle.give_up_if_stuck()
-            return False
-        return True
+        if was_under_way or self._step_under_way is not None:
+            return True
+        if decision.preempted:
+            return True  # parked states can be freed now for the requests that take their places
+        self._idle.give_up_if_stuck()
+        return False
 
     def _collect_before_planning(self) -> None:
         """Collect the step under way before the next one is planned, unless the engine runs ahead.
