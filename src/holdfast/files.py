@@ -340,7 +340,7 @@ def lock_file(folder: Path) -> int | None:
 def try_lock(file: int) -> bool:
     """Lock an open file. Returns False if another process holds the lock.
 
-    Raises OSError if the file system has no locks.
+    Raises OSError if the file system lacks locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

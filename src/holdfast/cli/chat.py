@@ -400,7 +400,7 @@ class ChatSession:
         self._keyboard = keyboard
         self._system = system
         self._options = options or {}
-        self._messages: list[dict[str, Any]] = []  # the conversation, as it is sent
+        self._messages: list[dict[str, Any]] = []  # the conversation, as sent
         self._answers: list[Answer] = []  # all answers of the session
         self._attached_images: list[dict[str, Any]] = []  # images for the next message
         self._last_shown_kind = ""  # kind of the last piece that was shown of the current answer

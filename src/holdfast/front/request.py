@@ -251,7 +251,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     service: ServiceClass = ServiceClass()
     prompt_field: str = "messages"  # the request field with the prompt, for error messages
     truncation: Truncation = "disabled"
-    streams: bool = False  # whether the answer is sent as it is generated
+    streams: bool = False  # whether the answer is streamed
     explains: bool = False  # whether the answer says how much of the prompt was cached
 
 

@@ -283,7 +283,7 @@ def context_tokens(
 def own_context_tokens(config: Mapping[str, Any], *, tokenizer_limit: object = None) -> int:
     """The context in tokens that the model was trained for; 0 if neither config nor tokenizer tells it.
 
-    tokenizer_limit: model_max_length, used if the configuration has no length.
+    tokenizer_limit: model_max_length, used if the configuration lacks a length.
     """
     return known_context_tokens(config) or _plausible_tokens(tokenizer_limit)
 
@@ -319,7 +319,7 @@ def _context_of_part(config: Mapping[str, Any]) -> int:
 
 
 def _extended_context(config: Mapping[str, Any]) -> int:
-    """The context window after RoPE scaling; 0 if the configuration has no original window."""
+    """The context window after RoPE scaling; 0 without an original window."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping):
         return 0

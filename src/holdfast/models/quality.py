@@ -123,6 +123,6 @@ def find_quality(fingerprint: str, environ: Mapping[str, str]) -> QualityReport 
 
 
 def _file(fingerprint: str, environ: Mapping[str, str]) -> Path | None:
-    """The file for the result of a model; None if the user has no home folder."""
+    """The file for the result of a model; None without a home folder."""
     folder = quality_folder(environ)
     return Path(folder) / f"{fingerprint}.json" if folder else None

@@ -167,7 +167,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_missing(self) -> bool:
-        """Whether the block has no file. The blocks after it become usable again once it is
+        """Whether the block's file is missing. The blocks after it become usable again once it is
         recomputed and stored.
         """
         return self.file_bytes == 0

@@ -13,7 +13,7 @@
     images/                     images of prompts, written by the front
 
 A name is durable if a power cut cannot undo it: the folder that contains it was synced. A process
-claims a folder of its own in `incoming`; when it has died, another process salvages its files.
+claims its own folder in `incoming`; when it has died, another process salvages its files.
 
 Nothing outside the folder is touched: only this module builds paths, links are not followed, and
 only files whose names have one of these forms are removed.

@@ -166,7 +166,7 @@ def clear_tables(path: Path, *tables: str, busy_seconds: float) -> None:
 
 
 def _version_of(database: sqlite3.Connection) -> int:
-    """The version that `make_tables` has written to the file; 0 if it has no tables."""
+    """The version that `make_tables` has written to the file; 0 without tables."""
     (version,) = database.execute("PRAGMA user_version").fetchone()
     return int(version)
 

@@ -89,7 +89,7 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     grammar: str = ""  # for llguidance; empty: no constraint
     thinking_budget: ThinkingBudget | None = None  # None: unlimited
     tenant: str = ""  # tenants do not share cached prefixes
-    session_id: str = ""  # opened by the request if the tenant has no session of that id
+    session_id: str = ""  # opened by the request if no session of the tenant with that id is open
     # whether it is a further choice of an answer of its session, which the next turn probably does
     # not continue
     is_alternative: bool = False

@@ -377,7 +377,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft_model: str = ""  # the model that drafts for this one; empty: none
     draft_weight_bytes: int = 0
     kept_layers: int = 0  # layers that are computed in float32, but keep their stored weights
-    weights_note: str = ""  # why weights are not computed as they are stored; empty: they are
+    weights_note: str = ""  # why weights are not computed as stored; empty: they are
     attention: str = ""  # what computes the attention of decode steps
     # for the user; each says what the problem costs, why it exists, and what to do
     warnings: tuple[str, ...] = ()

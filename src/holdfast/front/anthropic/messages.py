@@ -67,7 +67,7 @@ from holdfast.front.server.problem import invalid_field, missing_field
 from holdfast.front.server.request import json_response, parse, read_json
 from holdfast.front.server.services import Services, model_of
 
-# fields that are accepted, but have no effect on the prompt
+# accepted fields without effect on the prompt
 _WITHOUT_EFFECT = frozenset(
     "metadata service_tier speed inference_geo context_management safeguards diagnostics betas "
     "user_profile_id workspace_id billing_policy fallback_credit_token "
@@ -327,7 +327,7 @@ class MessagesRequest(PromptFields):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is sent as it is generated."""
+        """Whether the answer is streamed."""
         return bool(self.stream)
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:

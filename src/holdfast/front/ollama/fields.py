@@ -212,7 +212,7 @@ class OllamaGeneration(SharedFields, LogprobFields, OllamaRequest, abc.ABC):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is sent as it is generated."""
+        """Whether the answer is streamed."""
         return self.stream is not False
 
     @property

@@ -331,7 +331,7 @@ class OllamaChat(OllamaGeneration):
 
     @property
     def only_loads(self) -> bool:
-        """Whether there are no messages."""
+        """Whether the list of messages is empty."""
         return not self.messages
 
     def answer_format(self, services: Services) -> ChatLines:
@@ -390,7 +390,7 @@ class OllamaGenerate(OllamaGeneration):
 
     @property
     def only_loads(self) -> bool:
-        """Whether there is no prompt."""
+        """Whether the prompt is empty."""
         return not self.prompt
 
     def answer_format(self, services: Services) -> GenerateLines:

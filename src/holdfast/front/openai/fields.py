@@ -399,7 +399,7 @@ class SamplingFields(SharedFields):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is sent as it is generated."""
+        """Whether the answer is streamed."""
         return bool(self.stream)
 
     @property

@@ -262,7 +262,7 @@ class WarmAhead:
         client: WorkerClient,
         threads: Executor,
     ) -> None:
-        """Prefill in a task of its own, which nobody awaits."""
+        """Prefill in a separate task, which nobody awaits."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(_prefill(make_request, client, threads), name="warm-ahead")
         self._tasks.add(task)

@@ -129,7 +129,7 @@ def prepare(
 ) -> Prepared:
     """Prepare a request. Raises InvalidRequest and PromptTooLong.
 
-    prompt: the request's prompt with the names of its images; None: it has no images.
+    prompt: the request's prompt with the names of its images; None: it contains no images.
     layouts: how the model sees these images, by image.
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
@@ -643,7 +643,7 @@ def refuse_by_beginning(
 def _tokenize(
     prompt: PromptText, bundle: TokenizerBundle, *, tenant: str, layouts: Layouts
 ) -> PromptTokens:
-    """Tokenize a prompt, but keep the tokens of its earlier answers as they were generated, and put
+    """Tokenize a prompt, but keep the tokens of its earlier answers as generated, and put
     the keys of its images in place of their placeholders.
     """
     answer_edges = (edge for answer in prompt.answers for edge in (answer.start, answer.end))

@@ -339,7 +339,7 @@ def _spot_for_mark(
     rendered_messages: Sequence[Any],
     guard: Guard,
 ) -> _Spot | None:
-    """Where in the conversation to put the mark of a breakpoint; None if there is no text for it."""
+    """Where in the conversation to put the mark of a breakpoint; None without a text for it."""
     if point.parts:
         return _after_parts(
             point,

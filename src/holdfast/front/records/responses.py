@@ -517,7 +517,7 @@ class _Database:
         """
         if self._claim is None:
             sweep(folder, prefix=_CLAIM_PREFIX)
-            # OSError: the file system has no locks, so dead servers cannot be distinguished from
+            # OSError: the file system lacks locks, so dead servers cannot be distinguished from
             # living ones
             with contextlib.suppress(OSError):
                 self._claim = claim(folder, prefix=_CLAIM_PREFIX)

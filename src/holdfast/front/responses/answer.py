@@ -380,7 +380,7 @@ class ResponseAnswer(AnswerFormat):
     def cancel(self) -> None:
         """End the response in its current state.
 
-        The API has no event for cancellation, so the last event says `incomplete`.
+        The API lacks an event for cancellation, so the last event says `incomplete`.
         """
         self._end_as("cancelled")
         self._event("incomplete", response=self.response)

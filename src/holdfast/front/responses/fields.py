@@ -465,7 +465,7 @@ class ResponseRequest(SamplingFields):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is sent as it is generated. A background answer is stored that way."""
+        """Whether the answer is streamed. A background answer is stored that way."""
         return super().streams or bool(self.background)
 
     @property

@@ -166,7 +166,7 @@ class ResponseRun(EventLog):
         self.body = body
         self.stopped = asyncio.Event()  # set once the response was cancelled
         self._key = RecordKey(tenant, answer_format.id)
-        self._items = stored_input(items)  # the input's items, as they are stored
+        self._items = stored_input(items)  # the input's items, as stored
         self._store = services.answers.responses
         self._resumable = services.answers.resumable
         # done when the response is stored as running; None: it has not begun, or is not stored

@@ -264,7 +264,7 @@ class SharedFields(CacheSaltField):
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is sent as it is generated."""
+        """Whether the answer is streamed."""
         return False
 
     def request_options(self, context: RequestContext) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def checked_definitions(
 class UnsupportedFields:
     """The request fields that a protocol does not support.
 
-    neutral: for each field, the values that have no effect; null never has one.
+    neutral: for each field, the values without effect; null never has one.
     reasons: for a field, why it is unsupported, unless the reason is just "not yet".
     """
 

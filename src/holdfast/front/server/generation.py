@@ -518,7 +518,7 @@ def rejoin(
 ) -> Response | None:
     """Create the response with the answer to the earlier request that `request` repeats.
 
-    Returns None if the request needs an answer of its own. identity: None if the request cannot
+    Returns None if the request needs a separate answer. identity: None if the request cannot
     share an answer.
     """
     answer = None if identity is None else services.answers.resumable.claim(identity)

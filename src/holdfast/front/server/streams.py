@@ -90,7 +90,7 @@ class MergedStream:
         """streams: one for each prompt. choices: the number of answers to each prompt."""
         self._streams = streams
         self.prompt_tokens = sum(stream.prompt_tokens for stream in streams)
-        # tokens of earlier answers that the prompts contain exactly as they were generated, and
+        # tokens of earlier answers that the prompts contain exactly as generated, and
         # those that the chat template left out
         self.put_back_tokens = sum(stream.put_back_tokens for stream in streams)
         self.dropped_tokens = sum(stream.dropped_tokens for stream in streams)

@@ -261,7 +261,7 @@ def filtered_tokens(row: WeighedRow, params: SamplingParams) -> FewTokens | Many
 
 
 def _sample_row(logits: Floats, params: SamplingParams, key: tuple[int, int]) -> int:
-    """Sample a token from one row of logits; 0 if the row has no finite maximum."""
+    """Sample a token from one row of logits; 0 without a finite maximum."""
     row = WeighedRow(logits, params)
     if not np.isfinite(row.peak):
         return 0

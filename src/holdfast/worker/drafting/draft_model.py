@@ -158,7 +158,7 @@ class DraftModel:
 
     def chances(self, draft: DraftState | None) -> tuple[float, ...]:
         """For each token that the model would draft for a sequence, the chance that it and all tokens
-        before it are right. None: the sequence has no state yet.
+        before it are right. None: no state yet.
         """
         rates = self._rates if draft is None else draft.rates
         right_in_a_row = 0 if draft is None else draft.right_in_a_row

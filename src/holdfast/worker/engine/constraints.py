@@ -210,7 +210,7 @@ class Grammars:
         return matcher
 
     def _try_to_build_tokenizer(self) -> None:
-        """Build the tokenizer in a thread of its own, before it is needed."""
+        """Build the tokenizer in a separate thread, before it is needed."""
         try:
             self._built_tokenizer()
         except HoldfastError:
@@ -357,8 +357,8 @@ class Constraints:
 class SequenceConstraint:
     """Limits the next token of one sequence, given the tokens that it has generated."""
 
-    matcher: GrammarMatcher | None  # None: the request has no grammar
-    meter: ThoughtMeter | None  # None: the request has no thinking budget
+    matcher: GrammarMatcher | None  # None: no grammar
+    meter: ThoughtMeter | None  # None: no thinking budget
     figures: ConstraintFigures  # counters of all sequences of the model
     failure: str = field(default="", init=False)  # why no token can be generated any more
 

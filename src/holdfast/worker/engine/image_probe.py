@@ -59,7 +59,7 @@ class _ImagePrompt:
     def sequence(
         self, runner: Runner, images: WorkerImages, snapshots: Sequence[Snapshot] = ()
     ) -> EngineSequence:
-        """A sequence as for a request, in whose prompt image keys stand for the tokens of images.
+        """A sequence as for a request, in whose prompt image keys replace the tokens of images.
 
         snapshots: the cached prefix that it starts from.
         """

@@ -61,7 +61,7 @@ class RowEdits:
         generated_ids: Sequence[int],
         vocab_size: int,
     ) -> RowEdits | None:
-        """The edits after the tokens in `generated_ids`; None if there is no bias and no penalty.
+        """The edits after the tokens in `generated_ids`; None without bias and penalties.
 
         Raises InvalidRequest if the bias has token ids that the model does not have.
         """

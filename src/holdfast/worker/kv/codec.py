@@ -33,7 +33,7 @@ class PayloadFormat:
     model: ModelForm
 
     def snapshot(self, parts: Sequence[Part], *, start: int, tokens: int, form: KVBits) -> Snapshot:
-        """Build a block, or a state if there are no tokens, from copies of its bytes. Raises
+        """Build a block, or without tokens a state, from copies of its bytes. Raises
         SnapshotMismatch if they do not fit.
         """
         forms = self.forms(start=start, tokens=tokens, form=form)
@@ -76,7 +76,7 @@ def to_bytes(snapshot: Snapshot) -> tuple[memoryview, ...]:
     36-layer model, this takes 0.4 ms instead of 1.0 ms on a CPU, and on a GPU every round trip
     costs 0.1 to 0.2 ms.
     """
-    views = [mx.flatten(array).view(mx.uint8) for array in snapshot.arrays]  # numpy has no bfloat16
+    views = [mx.flatten(array).view(mx.uint8) for array in snapshot.arrays]  # numpy lacks bfloat16
     mx.eval(views)
     return tuple(np.array(view, copy=False).data for view in views)
 

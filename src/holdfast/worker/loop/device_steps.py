@@ -236,7 +236,7 @@ class DeviceSteps:
         return (quarter, sixteenth) if sixteenth < quarter else (quarter,)
 
     def _failed_alone(self, span: Span, failure: DeviceFailed) -> SpanResult:
-        """The result of a span that failed in a step of its own. Raises DeviceBroken if the device
+        """The result of a span that failed in a separate step. Raises DeviceBroken if the device
         is to blame.
         """
         self._failures_in_a_row += 1

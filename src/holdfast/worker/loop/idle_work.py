@@ -97,7 +97,7 @@ class IdleWork:
                 self._drop(sequence)
 
     def check_invariants(self) -> None:
-        """Assert that idle work runs only while there is no request, and that few prompts wait."""
+        """Assert that idle work runs only without requests, and that few prompts wait."""
         current = self._current_prompt()
         prompts = self._prompts()
         assert current is None or len(prompts) == len(self._ledger.live()), (

@@ -206,7 +206,7 @@ class _Probed:
 
     @property
     def costs(self) -> KVCosts:
-        """The memory of a sequence without `kv_bits`, while there is no memory pressure."""
+        """The memory of a sequence without `kv_bits`, without memory pressure."""
         return self.forms.costs[self.forms.default_now]
 
     @property

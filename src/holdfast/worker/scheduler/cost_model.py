@@ -21,7 +21,7 @@ _POSITIONS_SPREAD = 256.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkBounds:
-    """Limits for the size of prompt chunks that the device sets. By default there are no limits.
+    """Limits for the size of prompt chunks that the device sets. By default nothing is limited.
 
     seconds: the longest time that a step without decoding rows may take. The GPU watchdog of macOS
     ends a command that runs too long, and a new request waits for the dispatched step.

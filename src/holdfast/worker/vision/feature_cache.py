@@ -120,7 +120,7 @@ class FeatureCache:
         return features
 
     def _write(self, folder: Path, image: str, features: ImageFeatures) -> None:
-        """Write features to a file of their own. Raises OSError."""
+        """Write features to a separate file. Raises OSError."""
         arrays = features.arrays()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with atomic_write(self._path(folder, image)) as file:

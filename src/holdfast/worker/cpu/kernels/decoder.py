@@ -137,7 +137,7 @@ class _DecoderCall(ctypes.Structure):
 
 
 def unavailable() -> str:
-    """Why there is no decoder in C; empty if there is one."""
+    """Why the decoder in C is unavailable; empty if it is available."""
     return products.unavailable() or decode_attention.unavailable() or turned_off(NAME)
 
 

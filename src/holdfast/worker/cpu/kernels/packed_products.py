@@ -50,7 +50,7 @@ class _StandIn(ctypes.Structure):
 
 
 def unavailable() -> str:
-    """Why there is no kernel; empty if there is one."""
+    """Why the kernel is unavailable; empty if it is available."""
     return products.unavailable() or turned_off(NAME)
 
 

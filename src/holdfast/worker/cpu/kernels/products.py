@@ -45,7 +45,7 @@ class Blas:
 
 
 def unavailable() -> str:
-    """Why there is no shim; empty if there is one."""
+    """Why the shim is unavailable; empty if it is available."""
     return _shim().reason
 
 
