@@ -476,7 +476,7 @@ def test_an_address_with_a_last_slash_shows_its_view(
 ) -> None:
     with visit(browser, server.url) as visitor:
         visitor.open("/page/now/")
-        visitor.page.get_by_role("heading", name="Now", level=1).wait_for()
+        expect(visitor.page.get_by_role("heading", name="Now", level=1)).to_be_visible()
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def test_a_model_with_a_chat_template_is_not_refused(
     path = model_folder(tmp_path) / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
-    _may_be_available(ModelSettings(path=str(tmp_path)))
+    assert _may_be_available(ModelSettings(path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("path", ["", "no/such-model", "/missing/folder"])

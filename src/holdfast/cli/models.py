@@ -534,7 +534,7 @@ def _images_text(config: Mapping[str, Any]) -> str:
 
 
 def _print_fit(fit: ModelFit, draft_model: str) -> None:
-    """Print a model's size and how it fits, here and on typical machines."""
+    """Print a model's size, and whether it fits into the memory of this and of typical machines."""
     stored = fit.stored
     weights = f"{size_text(stored.weight_bytes)}, {stored.bits_per_weight:.1f} bits each"
     if fit.here.weight_bytes != stored.weight_bytes:

@@ -98,7 +98,7 @@ async def _model_events(services: Services) -> AsyncIterator[bytes]:
 
 
 def _pressure_data(services: Services) -> dict[str, Any]:
-    """The `data` of a memory_pressure event; empty before the first change of the level."""
+    """The `data` of a memory_pressure event; empty until the pressure level has changed once."""
     watch = services.models.control.memory
     return {"level": level_name(watch.pressure), "reason": watch.reason} if watch.reason else {}
 

@@ -105,7 +105,7 @@ class ImageFolder:
         return self._use_verified(name)
 
     def _use_verified(self, name: str) -> bool:
-        """Mark the file of an image as used if it exists and its contents were verified before.
+        """Record a use of an image's file, if the file exists and its contents were verified earlier.
         Returns False otherwise.
         """
         if name not in self._sizes:

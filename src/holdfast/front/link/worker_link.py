@@ -102,7 +102,7 @@ class WorkerLink:
         for option, value in ((zmq.CONFLATE, 1), (zmq.LINGER, 0)):
             self.heartbeats.setsockopt(option, value)
         self.heartbeats.bind(self.heartbeat_endpoint)
-        # gets a message when the worker's end is closed
+        # receives a message when the worker has closed its socket
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.bind(self.endpoint)
 

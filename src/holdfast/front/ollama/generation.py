@@ -275,7 +275,7 @@ async def respond(
 
 
 def _unloads(body: OllamaRequest, request: Request) -> bool:
-    """Whether the model is unloaded after the answer: only administrators can ask for that."""
+    """Whether to unload the model after the answer, which only administrators may request."""
     return body.asks_to_unload and caller_of(request).is_admin
 
 

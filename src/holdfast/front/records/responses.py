@@ -590,7 +590,7 @@ def _items(database: sqlite3.Connection, record_number: int, part: str) -> list[
 def _add_items(
     database: sqlite3.Connection, record_number: int, part: str, items: Sequence[Item]
 ) -> None:
-    """Add items to a record. part: "input" or "output"."""
+    """Append items to the "input" or the "output" of a record, as `part` says."""
     rows = [(record_number, part, item["id"], _packed(item)) for item in items]
     database.executemany("INSERT INTO items (owner, part, id, body) VALUES (?, ?, ?, ?)", rows)
 

@@ -322,7 +322,7 @@ class JsonStream:
             self._awaits_value = False
 
     def _read_colon(self) -> Parser[None]:
-        """Read the colon after a key; a missing one is inserted."""
+        """Read the colon after a key, or insert the colon if the model left it out."""
         source = self._source
         start = source.place
         yield from source.skip_space()

@@ -94,7 +94,7 @@ class Rotations(StepOperations):
         # is part of the key (`RopeArguments.key`), so that no other array gets that id.
         self._step_factors: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
         self._tables: dict[tuple[Any, ...], tuple[_Factors, mx.array | None]] = {}
-        # the positions for which `share` was called; None: only positions that are plain integers
+        # the array of positions passed to `share`; None if all positions are plain integers
         self._shared_offset: mx.array | None = None
 
     def share(self, offset: mx.array) -> mx.array:

@@ -198,7 +198,7 @@ class HostDecoder:
             [list(layer.stored(layer.tokens)) for layer in layers_of_number]
             for layers_of_number in zip(*(layers for layers, _ in spans), strict=True)
         ]
-        # all layers store the same tokens in the same runs, so the first layer's division holds for all
+        # every layer divides its tokens into the same runs, so those of the first layer are used
         shared, row_ids = _shared_runs_of(stored_runs[0], [tokens for _, tokens in spans])
         entries = []
         for layer_number, runs_of_layer in enumerate(stored_runs):

@@ -100,7 +100,7 @@ def attend_in_place(
     ]
     mx.eval([arrays for runs in stored_runs for arrays, _, _ in runs])
     keys, values = layers[0].form()
-    # by the id of their first array: sequences that share arrays must share the `Buffer`
+    # keyed by id() of the first array, so that sequences with the same arrays share one `Buffer`
     buffers: dict[int, Buffer] = {}
     runs_of_rows = []
     for layer, runs in zip(layers, stored_runs, strict=True):

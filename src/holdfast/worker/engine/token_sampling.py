@@ -259,7 +259,7 @@ def _noisy_weights(weights: mx.array, noise: mx.array) -> mx.array:
 
 
 def _in_blocks(values: mx.array, *, size: int, fill: float) -> mx.array:
-    """Divide rows, padded with `fill`, into blocks: [rows, blocks, size]."""
+    """Pad rows with `fill` to a multiple of the block size, and reshape to [rows, blocks, size]."""
     rows, columns = values.shape
     padding = -columns % size
     if padding:

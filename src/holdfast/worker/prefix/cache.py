@@ -237,7 +237,7 @@ class PrefixCache:
         )
 
     def _plan_again(self, lookup: Lookup) -> None:
-        """Plan a lookup anew, because blocks or the live state of its plan were lost."""
+        """Repeat a lookup whose blocks or live state were lost before the sequence started."""
         lookup.hold.close()
         limit = _most_reusable_tokens(lookup.chain)
         if lookup.limit_tokens is not None:
