@@ -93,6 +93,17 @@ def drafted(answer: dict[str, Any]) -> tuple[int, int]:
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
+def chat_with_drafts(server: ServerProcess, model: str, **body: Any) -> dict[str, Any]:
+    """An answer with accepted drafts. Whether a draft is verified depends on measured times, so on a
+    busy machine the first answers may have none.
+    """
+    for _ in range(20):
+        answer = chat(server, model, **body)
+        if drafted(answer)[0]:
+            return answer
+    pytest.fail(f"{model} verified no right drafts")
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -123,16 +134,19 @@ def test_drafts_do_not_change_the_answer(server: ServerProcess, asked: dict[str,
 
 
 def test_accepted_and_rejected_tokens_are_counted(server: ServerProcess) -> None:
-    before = [
-        server.metric(f"holdfast_worker_{name}_tokens_total", model="drafting") for name in KINDS
-    ]
+    def counted() -> list[float]:
+        return [
+            server.metric(f"holdfast_worker_{name}_tokens_total", model="drafting")
+            for name in KINDS
+        ]
+
+    chat_with_drafts(server, "drafting", max_tokens=200)
+    before = counted()
     answer = chat(server, "drafting", max_tokens=200)
     assert texts(answer) == [TEXT]
     accepted, rejected = drafted(answer)
-    assert 0 < accepted < answer["usage"]["completion_tokens"]
-    after = [
-        server.metric(f"holdfast_worker_{name}_tokens_total", model="drafting") for name in KINDS
-    ]
+    assert accepted < answer["usage"]["completion_tokens"]
+    after = counted()
     assert after[0] - before[0] == accepted + rejected
     assert after[1] - before[1] == accepted
     assert server.metric("holdfast_worker_drafted_tokens_total", model="plain") == 0
@@ -145,11 +159,11 @@ def test_a_prediction_changes_only_the_number_of_drafted_tokens(
     plain = texts(chat(server, "plain", **asked))[0]
     for content in (plain, [{"type": "text", "text": plain}], f"x {plain}", "wrong"):
         predicted = {"type": "content", "content": content}
-        answer = chat(server, "drafting", prediction=predicted, **asked)
+        ask = chat if content == "wrong" else chat_with_drafts
+        answer = ask(server, "drafting", prediction=predicted, **asked)
         assert texts(answer) == [plain]
         accepted, rejected = drafted(answer)
-        if content != "wrong":
-            assert accepted > rejected
+        assert content == "wrong" or accepted > rejected
     unused = chat(server, "plain", prediction=predicted, **asked)
     assert drafted(unused) == (0, 0)
 
@@ -167,13 +181,16 @@ def test_a_prediction_must_be_text(server: ServerProcess) -> None:
 
 
 def test_tokens_of_the_draft_model_are_counted(server: ServerProcess) -> None:
-    for number in range(4):
+    # Where its drafts do not seem profitable, it only drafts in trials, every few hundred tokens.
+    for number in range(200):
         body = {"messages": [{"role": "user", "content": f"What is {number} plus 25?"}]}
         chat(server, "larger", **body)
-    drafted, accepted = (
-        server.metric(f"holdfast_worker_model_{kind}_tokens_total", model="larger")
-        for kind in KINDS
-    )
+        drafted, accepted = (
+            server.metric(f"holdfast_worker_model_{kind}_tokens_total", model="larger")
+            for kind in KINDS
+        )
+        if accepted:
+            break
     assert 0 < accepted <= drafted
 
 
