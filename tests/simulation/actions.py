@@ -81,7 +81,9 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A new agent continues another one's conversation. keep: how many of its messages."""
+    """An agent that has no open request continues another one's conversation. keep: how many of its
+    messages.
+    """
 
     at: float
     agent: str

@@ -235,8 +235,10 @@ class Simulation:
             case Turn():
                 self.agent(action.agent).give(action)
             case Branch():
-                source = self.agent(action.source).messages
-                self.agent(action.agent).messages[:] = _whole_turns(source[: action.keep])
+                agent = self.agent(action.agent)
+                if not agent.is_busy:
+                    source = self.agent(action.source).messages
+                    agent.messages[:] = _whole_turns(source[: action.keep])
             case Call():
                 self.world.outside.spawn(lambda: self._call(action), "call")
             case Trouble():
