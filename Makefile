@@ -79,6 +79,7 @@ check: $(TOOLS)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy --strict
+	@$(BIN)/mypy --config-file tests/mypy.ini
 	@$(BIN)/lint-imports --no-cache
 	@$(COMPILED) $(BIN)/python -m pytest -q tests/project
 

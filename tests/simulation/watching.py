@@ -215,7 +215,8 @@ def install() -> None:
                 running[-1].swallowed(error)
                 raise
 
-    for module in list(sys.modules.values()):
+    modules: list[Any] = list(sys.modules.values())
+    for module in modules:
         if getattr(module, "log_failure", None) is log_failure:
             module.log_failure = watched_log_failure
         if getattr(module, "device_call", None) is device_call:

@@ -103,7 +103,7 @@ async def test_a_slow_prompt_does_not_delay_the_others() -> None:
         return [gate, *answer("slow")] if request.request_id == "r0" else answer("fast")
 
     stream = await open_streams(ScriptedGateway(script=script).generate, requests(2))
-    events = aiter(stream)
+    events: Any = aiter(stream)
     assert (await anext(events)).index == 1
     assert (await anext(events)).index == 1
     gate.set()

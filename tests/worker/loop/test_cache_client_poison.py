@@ -203,7 +203,8 @@ def test_a_prefill_only_prompt_is_right_after_poison(
 
 def spoil(subject: CachingWorker, request_id: str) -> None:
     """The effect of damaged memory on a running sequence."""
-    for leaf in subject.engine._sequences[request_id].live.layers:
+    layers: Any = subject.engine._sequences[request_id].live.layers
+    for leaf in layers:
         for array in leaf.arrays():
             array[...] = NAN
 
@@ -469,8 +470,9 @@ def test_a_request_admitted_while_its_blocks_fail_restarts_too(
     def spoil_what_is_kept() -> None:
         if len(subject.index._ram) and not spoiled[0] and not open_sequences(subject.engine):
             spoiled[0] = 1
-            for payload in subject.index._ram._payloads.values():
-                for array in payload.arrays:  # type: ignore[union-attr]
+            payloads: Any = subject.index._ram._payloads.values()
+            for payload in payloads:
+                for array in payload.arrays:
                     array[...] = NAN
                     mx.eval(array)
 

@@ -134,6 +134,8 @@ class Conversions(RuleBasedStateMachine):
             budget_tokens=budget_tokens,
             step_tokens=256,
         )
+        assert isinstance(self.subject.engine, FaultyEngine)
+        self.engine = self.subject.engine
         self.names: list[str] = []
         self.paused: set[str] = set()
         self.cancelled: set[str] = set()
@@ -180,7 +182,7 @@ class Conversions(RuleBasedStateMachine):
         """layers: how many layers the next conversion converts before it fails; None: it does not
         fail.
         """
-        self.subject.engine.layers_before_failure = layers
+        self.engine.layers_before_failure = layers
         self.subject.send(MemoryPressure(pressure=pressure))
 
     @precondition(lambda self: self.names)
@@ -198,7 +200,7 @@ class Conversions(RuleBasedStateMachine):
 
     @rule(steps=st.sampled_from([1, 2, 5, 12]), fails=st.sampled_from([False, False, True]))
     def run_steps(self, steps: int, fails: bool) -> None:
-        self.subject.engine.fails_next = fails
+        self.engine.fails_next = fails
         for _ in range(steps):
             self.subject.step()
 
@@ -231,7 +233,7 @@ class Conversions(RuleBasedStateMachine):
         """A request's tokens equal those alone. If it was computed again after its quantization,
         this holds only for the tokens before.
         """
-        engine = self.subject.engine
+        engine = self.engine
         request = self.subject.sent[name]
         prompt = tuple(request.prompt_token_ids)
         tokens = tuple(self.subject.inbox.tokens(name))

@@ -68,7 +68,7 @@ def quantized(array: Floats, bits: Bits) -> Quantized:
     group = group_size_of(array.shape[2])
     codes, scales, biases = mx.quantize(mx.array(array), group_size=group, bits=bits)
     halves = [np.array(each.astype(mx.float16)) for each in (scales, biases)]
-    return Quantized(np.array(codes), *halves, bits)
+    return Quantized(np.array(codes), halves[0], halves[1], bits)
 
 
 def random_buffer(
