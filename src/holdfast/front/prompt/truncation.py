@@ -284,7 +284,8 @@ def _leave_out(
 
 
 def _cut_text(message: Message, kept_tokens: int, *, text_tokens: int, ruler: Ruler) -> Message:
-    """Leave out the middle of a message's text, so that `kept_tokens` tokens remain.
+    """Leave out the middle of a message's text, so that about `kept_tokens` tokens remain, with the
+    note. Images are marks within the text (`prompt/images.py`).
 
     text_tokens: the number of tokens in the text.
     """

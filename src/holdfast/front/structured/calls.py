@@ -49,8 +49,9 @@ _HEAD_FIELD: Final = re.compile(r"(\{name\}|\{quoted\}|\{id\}|\{number\})")
 class CallGrammar(NamedTuple):
     """The grammar of one call.
 
-    prefix_text: the text up to the head's first {id} or {number}, with the tool's name filled in.
-    prefix: that text as an expression. rest: the rest of the call as an expression.
+    prefix_text: the text up to the head's first {id} or {number}, with the tool's name filled in; it
+    tells unmarked calls from text that begins alike. prefix: that text as an expression. rest: the
+    rest of the call as an expression.
     """
 
     prefix_text: str
@@ -204,19 +205,20 @@ def _build_block(
         arguments, unenforced[tool.name] = arguments_of(rules, tool, layout.values)
         if isinstance(layout.values, JsonObject):
             arguments = rules.rule(arguments)  # written once for all layouts
-        last_id = _head_expression(rules, layout.optional_id, id_form, tool.name)
+        id_after_arguments = _head_expression(rules, layout.optional_id, id_form, tool.name)
         for head in layout.heads:
             after_prefix = arguments
-            if last_id and "{id}" not in head:
-                after_prefix += f" ({last_id})?"
+            if id_after_arguments and "{id}" not in head:
+                after_prefix += f" ({id_after_arguments})?"
             if layout.tail:
                 after_prefix += f" {_end_of_call(rules, layout.tail)}"
-            lead, *fields = _ID_OR_NUMBER.split(head, maxsplit=1)
+            prefix, *head_rest = _ID_OR_NUMBER.split(head, maxsplit=1)
+            rest = _head_expression(rules, "".join(head_rest), id_form, tool.name)
             calls.append(
                 CallGrammar(
-                    prefix_text=named(lead, tool.name),
-                    prefix=_head_expression(rules, lead, id_form, tool.name),
-                    rest=f"{_head_expression(rules, ''.join(fields), id_form, tool.name)} {after_prefix}".strip(),
+                    prefix_text=named(prefix, tool.name),
+                    prefix=_head_expression(rules, prefix, id_form, tool.name),
+                    rest=f"{rest} {after_prefix}".strip(),
                 )
             )
     return CallBlock(

@@ -116,6 +116,7 @@ class ModelDialect:
             channel_starts=tuple(
                 marker for call_format in formats for marker in call_format.channel_starts
             ),
+            # without the white space around the markers, which the reader omits
             thought_start=reasoning.start.strip() if reasoning else "",
             thought_end=reasoning.end.strip() if reasoning else "",
             dropped_markers=(

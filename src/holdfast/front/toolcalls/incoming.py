@@ -247,7 +247,9 @@ class Markers:
         return _SURROGATE.sub(lambda match: self._text_of.get(match[0], ""), text)
 
     def encoded(self, data: Data) -> Data:
-        """Return the data (a string, tuple or frozen dataclass) with all its texts encoded."""
+        """Return the data (a string, tuple or frozen dataclass) with all its texts encoded; other data
+        unchanged.
+        """
         return cast(Data, _rewritten(data, self.encode))
 
 

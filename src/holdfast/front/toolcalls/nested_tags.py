@@ -102,7 +102,9 @@ class KeyValueTags(CallFormat):
                 return has_calls
 
     def _read_call(self, source: Incoming, deltas: AnswerDeltas) -> Parser[bool]:
-        """Read a call after the marker that opens it."""
+        """Read a call after the marker that opens it. Returns False if there is none; then the
+        source's place is undefined.
+        """
         yield from source.skip_space(spaces=_EXTRA_SPACES)
         if (yield from read_json_call(source, deltas)):
             yield from self._read_closing_tag(source)
@@ -116,7 +118,7 @@ class KeyValueTags(CallFormat):
         if tool is None:
             return False
         yield from self._skip_name_end(source, name_end)
-        if not (yield from source.match_at((key, "{"))):
+        if not (yield from source.match_at((key, "{"))):  # no arguments, or words as arguments
             if not tool.declared:
                 return False  # a single word between the markers is not a call
             if not (yield from self._call_ends_here(source)):

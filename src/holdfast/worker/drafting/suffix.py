@@ -120,8 +120,8 @@ class SuffixDrafter:
         # more than the number of indexed tokens.
         self._latest: dict[int, int] = {}
         self._earlier = array("i", (0, 0))
-        # where the drafted tokens begin, and how many tokens before that place agree with the last
-        # ones of the sequence
+        # where the drafted tokens begin (always at an existing token; None: nothing matches), and how
+        # many tokens before that place agree with the last ones of the sequence
         self._draft_start: int | None = expected_start if expected else None
         self._match_length = _LONGEST_MATCH // 2 if expected else 0
 
@@ -155,6 +155,7 @@ class SuffixDrafter:
                 if self._match_length >= _LONG_MATCH:
                     after_replaced_token = draft_start + 1
         tokens.append(token_id)
+        # before the new token is indexed, so that the search does not find it
         if self._draft_start is None and len(tokens) > 1:
             self._search(self._latest.get(tokens[-2] << 32 | token_id, 0))
             if self._draft_start is None and after_replaced_token is not None:

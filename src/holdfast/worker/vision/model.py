@@ -188,11 +188,13 @@ class VisionModel(Module):
         return (token_id,) if self.takes_positions and isinstance(token_id, int) else ()
 
     def reference(self, token_ids: Sequence[int], inputs: Mapping[str, Any]) -> mx.array:
-        """The logits after a prompt with images, [vocabulary], as mlx-vlm itself computes them.
+        """The logits after a prompt with images, [vocabulary], as mlx-vlm's `generate_step` computes
+        them. The engine's results are compared with these (`image_probe.py`).
 
         inputs: what the processor returned for all images together.
         """
         language_model = self.full_model.language_model
+        # left over from the prompt before
         for name in ("_rope_deltas", "_position_ids"):
             if hasattr(language_model, name):
                 setattr(language_model, name, None)
