@@ -90,7 +90,7 @@ def test_a_new_version_of_an_adapter_finds_nothing(tmp_path: Path) -> None:
     changed = worker(runner, tmp_path / "store", adapters={**FINGERPRINTS, "tone": "three"})
     inbox = changed.serve([asked(prompt, "new")])
     assert cached(inbox, "new") == [89, 89, 0]
-    assert inbox.finished("newtone").memory.outcome is CacheOutcome.NOTHING_STORED
+    assert inbox.finished("newtone").cache_report.outcome is CacheOutcome.NOTHING_STORED
 
 
 def test_a_session_and_its_file_belong_to_one_adapter(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_prompt_prefilled_ahead_is_used_only_by_its_adapter() -> None:
     )
     inbox = worker(runner).serve([[ahead], asked(prompt, "asked")], in_turn=True)
     assert cached(inbox, "asked") == [0, 89, 0]
-    reports = [inbox.finished(f"asked{adapter}").memory for adapter in NAMES]
+    reports = [inbox.finished(f"asked{adapter}").cache_report for adapter in NAMES]
     assert [report.read_ahead_tokens for report in reports] == [0, 89, 0]
 
 
@@ -153,7 +153,7 @@ def test_a_worker_learns_of_another_workers_runs_by_adapter() -> None:
     run = ReadAheadRun(tenant="", adapter="tone", token_ids=TokenIds.of(prompt), start=0)
     script = [asked(prompt, "first"), [run], asked(prompt, "asked")]
     inbox = worker(runner).serve(script, in_turn=True)
-    reports = [inbox.finished(f"asked{adapter}").memory for adapter in NAMES]
+    reports = [inbox.finished(f"asked{adapter}").cache_report for adapter in NAMES]
     assert [report.read_ahead_tokens for report in reports] == [0, 0, 89]
 
 

@@ -184,4 +184,4 @@ def test_blocks_that_cannot_be_restored_are_prefilled_again(
         assert inbox.tokens(each) == fresh(name, prompt)
     assert inbox.tokens("busy") == fresh(name, busy.prompt_token_ids, max_tokens=30)
     assert cached(inbox, "second", "third") == [0, 0]
-    assert inbox.finished("second").memory.outcome is CacheOutcome.FAILED
+    assert inbox.finished("second").cache_report.outcome is CacheOutcome.FAILED

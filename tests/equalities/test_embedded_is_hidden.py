@@ -110,7 +110,7 @@ def test_embeddings_reuse_cached_tokens_only_for_the_last_token(pooling: Pooling
     reused = {each: inbox.finished(each).cached_tokens for each in ("first", "read", "again")}
     assert reused == {"first": 0, "read": 0, "again": 149 if pooling == "last" else 0}
     if pooling == "mean":
-        assert inbox.finished("again").memory.outcome is CacheOutcome.SCORED
+        assert inbox.finished("again").cache_report.outcome is CacheOutcome.SCORED
     for each in ("first", "again"):
         assert_embedded(inbox, each, "llama", prompt, pooling)
 
@@ -126,9 +126,9 @@ def test_an_embedding_from_poisoned_blocks_is_prefilled_again(
         one_after_the_other(to_embed("last", prompt, "last"), greedy("next", prompt))
     )
     assert_embedded(inbox, "last", "llama", prompt, "last")
-    assert inbox.finished("last").memory.outcome is CacheOutcome.FAILED
+    assert inbox.finished("last").cache_report.outcome is CacheOutcome.FAILED
     assert inbox.finished("next").reason is FinishReason.LENGTH
-    assert inbox.finished("next").memory.outcome is CacheOutcome.UNREADABLE
+    assert inbox.finished("next").cache_report.outcome is CacheOutcome.UNREADABLE
 
 
 @pytest.mark.parametrize("engine", [Engine, RunningAhead])
@@ -150,5 +150,5 @@ def test_an_embedding_does_not_start_from_blocks_that_failed_another_request(
     subject.run_to_end()
     subject.end()
     assert_embedded(subject.inbox, "last", "llama", prompt, "last")
-    assert subject.inbox.finished("next").memory.outcome is CacheOutcome.FAILED
-    assert subject.inbox.finished("last").memory.outcome is CacheOutcome.UNREADABLE
+    assert subject.inbox.finished("next").cache_report.outcome is CacheOutcome.FAILED
+    assert subject.inbox.finished("last").cache_report.outcome is CacheOutcome.UNREADABLE

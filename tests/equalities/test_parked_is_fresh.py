@@ -73,14 +73,14 @@ def test_requests_over_parked_states_answer_as_alone(
 
     first = ask("first", random_prompt(40))
     turn = ask("turn", first + random_prompt(9, "b"))
-    moved = subject.inbox.finished("turn").memory.moved_tokens
+    moved = subject.inbox.finished("turn").cache_report.moved_tokens
     assert moved == len(first) - 1 or not ends_where_it_is_known
     other_end = turn[:-4] + random_prompt(5, "c")
     # the other end may begin like the answer that it replaces
     pairs = zip(turn, other_end, strict=False)
     common = next(at for at, (before, now) in enumerate(pairs) if before != now)
     rewound = ask("rewound", other_end)
-    moved = subject.inbox.finished("rewound").memory.moved_tokens
+    moved = subject.inbox.finished("rewound").cache_report.moved_tokens
     assert moved == common or not resumes_anywhere
     subject.send(greedy("runs", rewound + random_prompt(3, "d"), max_tokens=20))
     while len(subject.inbox.tokens("runs")) < 5:
@@ -89,14 +89,14 @@ def test_requests_over_parked_states_answer_as_alone(
     subject.run_to_end()
     for request_id in ("runs", "fork"):
         subject.check_answer(request_id)
-    shared = subject.inbox.finished("fork").memory.shared_tokens
+    shared = subject.inbox.finished("fork").cache_report.shared_tokens
     assert shared >= SMALL_BLOCK or not (can_share and resumes_anywhere)
     while subject.step():
         pass
     subject.cache.live.reclaim(1 << 40)
     assert not subject.cache.live.held.parked
     ask("from blocks", rewound + random_prompt(8, "f"))
-    found = subject.inbox.finished("from blocks").memory
+    found = subject.inbox.finished("from blocks").cache_report
     assert (found.moved_tokens, found.shared_tokens) == (0, 0)
     # the running one has read its last token
     assert found.cached_tokens == len(rewound) or not resumes_anywhere

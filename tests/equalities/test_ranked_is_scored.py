@@ -124,7 +124,7 @@ def test_likelihood_is_the_querys_mean_log_probability_after_the_document(
             assert found.prompt_tokens == len(token_ids)
             assert found.logprob == pytest.approx(np.mean(wanted), abs=1e-4)
             assert found.score == pytest.approx(math.exp(np.mean(wanted)), abs=1e-4)
-    read_before = [of_query[-1].memory.cached_tokens for of_query in scores]
+    read_before = [of_query[-1].cache_report.cached_tokens for of_query in scores]
     document_tokens = len(f"Document: {DOCUMENTS[-1]}\nQuery:") - 1
     # at first only the prefix shared with another document
     assert read_before[0] < document_tokens <= min(read_before[1:])
@@ -149,4 +149,4 @@ def test_yes_is_weighed_against_no_in_the_templates_form(
         assert found.logprob == pytest.approx(math.log(found.score), abs=1e-4)
         assert found.method == "yes_no"
     shared = len(trained.tokenizer.encode(frame, add_special_tokens=False))
-    assert [found.memory.cached_tokens for found in scores] == [shared] * len(DOCUMENTS)
+    assert [found.cache_report.cached_tokens for found in scores] == [shared] * len(DOCUMENTS)

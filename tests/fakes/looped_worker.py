@@ -46,7 +46,7 @@ def a_sequence(asked: SequenceRequest) -> LiveSequence:
 def flight_of(plan: StepPlan, sequence: LiveSequence, pending: object) -> DispatchedStep:
     """A step that was dispatched for one sequence."""
     return DispatchedStep(
-        planned=plan,
+        scheduled=plan,
         plan=plan,
         sequences=(sequence,),
         attempts=(sequence.attempts,),

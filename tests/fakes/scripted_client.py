@@ -149,7 +149,10 @@ def answers(
             )
             events.append(
                 PrefillFinished(
-                    request_id=request_id, memory=CacheReport(), timings=Timings(), logprobs=scores
+                    request_id=request_id,
+                    cache_report=CacheReport(),
+                    timings=Timings(),
+                    logprobs=scores,
                 )
             )
         for start in range(0, len(token_ids), per_event):

@@ -78,7 +78,7 @@ def answer(
         reason=reason,
         prompt_tokens=PROMPT_TOKENS,
         completion_tokens=len(texts),
-        memory=CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=cached_tokens),
+        cache_report=CacheReport(outcome=CacheOutcome.NEW_TOKENS, ram_tokens=cached_tokens),
     )
     return [*deltas, end]
 

@@ -248,8 +248,8 @@ class LinkChecks(Part):
                     self._check_queue_full(life, event)
                     life.end(request_id)
                 case PrefillFinished():
-                    self._check_cached(life, on, event.memory.cached_tokens)
-                    self._check_read_once(life, on, event.memory.cached_tokens)
+                    self._check_cached(life, on, event.cache_report.cached_tokens)
+                    self._check_read_once(life, on, event.cache_report.cached_tokens)
                     self.started(event)
                 case TokensGenerated():
                     self._check_paused(on, event)
@@ -430,7 +430,7 @@ class LinkChecks(Part):
 
     def started(self, event: PrefillFinished) -> None:
         """Count from which tiers of the cache a request starts."""
-        memory = event.memory
+        memory = event.cache_report
         names = ("moved_tokens", "shared_tokens", "ram_tokens", "disk_tokens")
         sources = [name for name in names if getattr(memory, name, 0)]
         second = self.simulation.options["second_layer"]

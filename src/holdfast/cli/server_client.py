@@ -118,7 +118,7 @@ def server_command(
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
-        from holdfast.front.server.access import TENANT_HEADER
+        from holdfast.front.server.context import TENANT_HEADER
 
         given_options = {
             name: value for name in options if (value := arguments.pop(name)) is not None

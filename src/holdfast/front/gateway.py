@@ -447,7 +447,7 @@ class GenerationStream:
     def cached_tokens(self) -> int | None:
         """Prompt tokens that needed no prefill; None until the prompt is prefilled."""
         started = self._choices[0].source.prefill_finished
-        return None if started is None else started.memory.cached_tokens
+        return None if started is None else started.cache_report.cached_tokens
 
     def __aiter__(self) -> GenerationStream:
         return self

@@ -115,7 +115,7 @@ class TruncatedPart(msgspec.Struct, frozen=True, kw_only=True):
 class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of a choice.
 
-    memory: what the prefix cache supplied.
+    cache_report: what the prefix cache supplied.
     timings: the decoding time is missing if a stop string ended the answer.
     """
 
@@ -124,8 +124,8 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     timings: Timings = Timings()
-    memory: CacheReport = CacheReport()
-    divergent: DivergentTexts | None = None  # the texts at `memory.divergence`
+    cache_report: CacheReport = CacheReport()
+    divergent: DivergentTexts | None = None  # the texts at `cache_report.divergence`
     # included in completion_tokens; the marker that ends the reasoning is counted, too
     reasoning_tokens: int = 0
     # drafted tokens that became part of the answer, and others; 0 if a stop string ended the answer
@@ -150,12 +150,12 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the cache and were not prefilled."""
-        return self.memory.cached_tokens
+        return self.cache_report.cached_tokens
 
     @property
     def read_tokens(self) -> int:
         """Prompt tokens that were prefilled."""
-        return self.prompt_tokens - self.memory.cached_tokens
+        return self.prompt_tokens - self.cache_report.cached_tokens
 
 
 class TokenCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +192,7 @@ class TextRead(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt_tokens: int
     timings: Timings = Timings()
-    memory: CacheReport = CacheReport()
+    cache_report: CacheReport = CacheReport()
 
 
 class Embedding(TextRead, frozen=True, kw_only=True):

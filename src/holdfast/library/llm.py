@@ -465,7 +465,7 @@ class Completion:
     reasoning_tokens: int = 0  # included in completion_tokens
     logprobs: tuple[TokenText, ...] = ()
     timings: Timings = Timings()
-    memory: CacheReport = CacheReport()
+    cache_report: CacheReport = CacheReport()
     left_out: TruncatedPart | None = None  # what `truncation` left out of the prompt
 
     def __str__(self) -> str:
@@ -538,7 +538,7 @@ class TextStream:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._choice.completion_tokens,
             timings=self._choice.timings,
-            memory=self._choice.memory,
+            cache_report=self._choice.cache_report,
         )
         reason = finished.reason.value
         if finished.reason in _ENDS_BY_ITSELF:  # may also be "tool_calls"
@@ -556,7 +556,7 @@ class TextStream:
             reasoning_tokens=finished.reasoning_tokens,
             logprobs=tuple(token for delta in self._deltas for token in delta.logprobs),
             timings=finished.timings,
-            memory=finished.memory,
+            cache_report=finished.cache_report,
         )
 
     def read_all(self) -> Completion:

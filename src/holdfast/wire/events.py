@@ -156,7 +156,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     resident_bytes: int = 0
     device_bytes: int = 0  # allocated on the GPU; 0 without one
     step_seconds: Histogram | None = None
-    memory: CacheFigures | None = None  # None: no prefix cache
+    cache: CacheFigures | None = None  # None: no prefix cache
     constraints: ConstraintFigures = msgspec.field(default_factory=ConstraintFigures)
     images: ImageFigures = msgspec.field(default_factory=ImageFigures)
     waits: dict[RequestId, WaitReason] = {}  # what each waiting request waits for
@@ -299,7 +299,7 @@ class PrefillFinished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     request_id: RequestId
-    memory: CacheReport
+    cache_report: CacheReport
     timings: Timings  # does not include decoding yet
     logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt, from `scored_from` on
 
@@ -326,7 +326,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     # whether the request crashed workers, so that it must not be retried; set by the front
     is_deadly: bool = False
     timings: Timings = Timings()
-    memory: CacheReport = CacheReport()
+    cache_report: CacheReport = CacheReport()
     embedding: bytes = b""  # of a pooled prompt: float32, little-endian, normalized
     resumptions: int = 0  # workers that died while they had this request; counted by the front
     # of the drafts that the last worker verified: tokens that are part of the answer, and the others
@@ -336,7 +336,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the cache and were not prefilled."""
-        return self.memory.cached_tokens
+        return self.cache_report.cached_tokens
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

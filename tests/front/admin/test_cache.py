@@ -57,7 +57,7 @@ def missed() -> ScriptedGateway:
         reason=FinishReason.STOP,
         prompt_tokens=407,
         completion_tokens=1,
-        memory=CacheReport(
+        cache_report=CacheReport(
             outcome=CacheOutcome.DIVERGED,
             ram_tokens=3,
             unused_tokens=300,

@@ -80,7 +80,7 @@ def finished(reason: FinishReason = FinishReason.STOP, error: str = "") -> Finis
         reason=reason,
         prompt_tokens=2,
         completion_tokens=0,
-        memory=FOUND,
+        cache_report=FOUND,
         error=error,
     )
 
@@ -111,7 +111,7 @@ def test_text_comes_as_deltas_and_the_end_once() -> None:
         reason=FinishReason.LENGTH,
         prompt_tokens=2,
         completion_tokens=len(ids),
-        memory=FOUND,
+        cache_report=FOUND,
     )
     assert sum(isinstance(event, ChoiceFinished) for event in events) == 1
     assert reader.is_done
@@ -278,7 +278,7 @@ def test_echo_with_logprobs_waits_for_the_scores_and_continues_offsets() -> None
     scores = (TokenLogprob(prompt[1], -3.0, ((1, -2.0),)),)
     events = list(
         reader.feed(
-            PrefillFinished(request_id="r", memory=FOUND, timings=Timings(), logprobs=scores)
+            PrefillFinished(request_id="r", cache_report=FOUND, timings=Timings(), logprobs=scores)
         )
     )
     events += run(reader, [encode(" world")], scored=True)
@@ -308,10 +308,14 @@ def test_the_first_words_leading_space_is_kept_only_in_continuations() -> None:
 def test_a_stop_string_keeps_the_prefill_figures() -> None:
     reader = choice(stops=("!",))
     timings = Timings(queue_seconds=1.0, prefill_seconds=2.0)
-    assert reader.feed(PrefillFinished(request_id="r", memory=FOUND, timings=timings)) == ()
+    assert reader.feed(PrefillFinished(request_id="r", cache_report=FOUND, timings=timings)) == ()
     events = run(reader, [encode("a! b")])
     assert isinstance(events[-1], ChoiceFinished)
-    assert (events[-1].memory, events[-1].cached_tokens, events[-1].timings) == (FOUND, 1, timings)
+    assert (events[-1].cache_report, events[-1].cached_tokens, events[-1].timings) == (
+        FOUND,
+        1,
+        timings,
+    )
 
 
 def divergent_texts(reader: ChoiceText, memory: CacheReport) -> DivergentTexts | None:
@@ -322,7 +326,7 @@ def divergent_texts(reader: ChoiceText, memory: CacheReport) -> DivergentTexts |
             reason=FinishReason.STOP,
             prompt_tokens=1,
             completion_tokens=0,
-            memory=memory,
+            cache_report=memory,
         )
     )[-1]
     assert isinstance(end, ChoiceFinished)
@@ -336,7 +340,7 @@ def test_the_first_differing_token_is_shown_as_text() -> None:
         divergence=Divergence(position=1, stored_token_id=stored, prompt_token_id=own),
     )
     reader = choice(prompt_token_ids=TokenIds.of(encode("xb")))
-    reader.feed(PrefillFinished(request_id="r", memory=diverged, timings=Timings()))
+    reader.feed(PrefillFinished(request_id="r", cache_report=diverged, timings=Timings()))
     (end,) = reader.feed(finished())
     assert isinstance(end, ChoiceFinished)
     assert end.divergent is None  # Finished has the last word
@@ -374,7 +378,7 @@ def test_the_end_of_the_prefill_is_reported_only_on_request(reports_progress: bo
     memory, timings = CacheReport(ram_tokens=1), Timings(prefill_seconds=0.75)
     told = [
         *text.feed(read),
-        *text.feed(PrefillFinished(request_id="a", memory=memory, timings=timings)),
+        *text.feed(PrefillFinished(request_id="a", cache_report=memory, timings=timings)),
     ]
     expected = [
         PromptProgress(total_tokens=4, cached_tokens=1, read_tokens=2, seconds=0.5),

@@ -119,11 +119,13 @@ async def test_an_event_repeated_by_a_second_worker_arrives_once() -> None:
     front = Front()
     stream = front.open()
     began = PrefillFinished(
-        request_id="a", memory=CacheReport(ram_tokens=3), timings=Timings(prefill_seconds=2.0)
+        request_id="a", cache_report=CacheReport(ram_tokens=3), timings=Timings(prefill_seconds=2.0)
     )
     front.route([Accepted(request_id="a"), began, tokens()])
     stream.resume()
-    again = PrefillFinished(request_id="a", memory=CacheReport(disk_tokens=1), timings=Timings())
+    again = PrefillFinished(
+        request_id="a", cache_report=CacheReport(disk_tokens=1), timings=Timings()
+    )
     front.route([Accepted(request_id="a"), again, tokens(), finished()])
     events = [event async for event in stream]
     assert [type(event) for event in events] == [
@@ -135,7 +137,11 @@ async def test_an_event_repeated_by_a_second_worker_arrives_once() -> None:
     ]
     end = events[-1]
     assert isinstance(end, Finished)
-    assert (end.memory, end.timings.prefill_seconds, end.resumptions) == (began.memory, 2.0, 1)
+    assert (end.cache_report, end.timings.prefill_seconds, end.resumptions) == (
+        began.cache_report,
+        2.0,
+        1,
+    )
 
 
 async def test_an_answer_begun_by_the_second_worker_has_its_report() -> None:
@@ -146,12 +152,12 @@ async def test_an_answer_begun_by_the_second_worker_has_its_report() -> None:
     front.route(
         [
             Accepted(request_id="a"),
-            msgspec.structs.replace(finished(), memory=CacheReport(disk_tokens=1)),
+            msgspec.structs.replace(finished(), cache_report=CacheReport(disk_tokens=1)),
         ]
     )
     *_, end = [event async for event in stream]
     assert isinstance(end, Finished)
-    assert (end.memory.disk_tokens, end.resumptions) == (1, 1)
+    assert (end.cache_report.disk_tokens, end.resumptions) == (1, 1)
 
 
 async def test_a_refusal_by_the_second_worker_fails_an_accepted_request() -> None:
@@ -244,6 +250,6 @@ async def test_prefill_progress_is_reported_until_the_answer_begins() -> None:
     front = Front()
     stream = front.open()
     read = PromptRead(request_id="a", total_tokens=9, cached_tokens=0, read_tokens=4, seconds=1.0)
-    started = PrefillFinished(request_id="a", memory=CacheReport(), timings=Timings())
+    started = PrefillFinished(request_id="a", cache_report=CacheReport(), timings=Timings())
     front.route([read, started, read, finished()])
     assert [type(event) async for event in stream] == [PromptRead, PrefillFinished, Finished]

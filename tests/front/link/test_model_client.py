@@ -140,7 +140,7 @@ def finished(
 ) -> Finished:
     memory = CacheReport(ram_tokens=ram_tokens)
     return Finished(
-        request_id=name, reason=reason, prompt_tokens=3, completion_tokens=9, memory=memory
+        request_id=name, reason=reason, prompt_tokens=3, completion_tokens=9, cache_report=memory
     )
 
 

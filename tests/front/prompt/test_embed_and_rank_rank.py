@@ -70,7 +70,7 @@ def test_equal_documents_are_prefilled_once_with_equal_scores() -> None:
     ]
     found = asked.relevances(read)
     assert [each.logprob for each in found] == [-1, -2, -1, -3, -2]
-    assert [(each.prompt_tokens, each.memory.cached_tokens) for each in found] == [
+    assert [(each.prompt_tokens, each.cache_report.cached_tokens) for each in found] == [
         (9, 0),
         (9, 0),
         (9, 9),

@@ -33,7 +33,7 @@ READY = ReadyServer(
     ready_seconds=1.234,
     needs_key=False,
     store_folder="",
-    memory=CacheFigures(),
+    cache=CacheFigures(),
 )
 
 
@@ -86,7 +86,7 @@ def test_the_block_shows_the_cache_location_and_health(
     said: str,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    announce(replace(READY, store_folder="/kept", memory=memory), LogSettings())
+    announce(replace(READY, store_folder="/kept", cache=memory), LogSettings())
     assert said in capsys.readouterr().out
 
 

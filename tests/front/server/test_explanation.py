@@ -33,7 +33,7 @@ def end(memory: CacheReport = DIVERGED, *, index: int = 0) -> ChoiceFinished:
         prompt_tokens=7,
         completion_tokens=1,
         timings=Timings(queue_seconds=1.0, prefill_seconds=2.0),
-        memory=memory,
+        cache_report=memory,
         divergent=DivergentTexts(before="It is ", stored="noon", prompt="dusk")
         if memory.divergence
         else None,

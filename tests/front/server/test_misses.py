@@ -43,7 +43,7 @@ def explained(
         reason=FinishReason.STOP,
         prompt_tokens=prompt_tokens,
         completion_tokens=1,
-        memory=CacheReport(outcome=outcome, ram_tokens=cached, unused_tokens=unused),
+        cache_report=CacheReport(outcome=outcome, ram_tokens=cached, unused_tokens=unused),
     )
     return explain_choice(end, accept_seconds=0.0, first_text_seconds=None)
 

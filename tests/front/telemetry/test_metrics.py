@@ -141,7 +141,7 @@ def values(**statistics: WorkerStatistics) -> dict[tuple[str, tuple[str, ...]], 
 
 
 def test_reuse_is_counted_by_tier_and_lookups_by_outcome() -> None:
-    shown = values(m=WorkerStatistics(memory=MEMORY))
+    shown = values(m=WorkerStatistics(cache=MEMORY))
     assert shown["prefix_cache_reused_tokens_total", ("m", "ram")] == 11
     assert shown["prefix_cache_reused_tokens_total", ("m", "disk")] == 13
     by_how = {
@@ -161,7 +161,7 @@ def test_reuse_is_counted_by_tier_and_lookups_by_outcome() -> None:
 
 
 def test_each_cache_metric_keeps_its_old_name_for_one_release() -> None:
-    shown = values(m=WorkerStatistics(memory=MEMORY))
+    shown = values(m=WorkerStatistics(cache=MEMORY))
     new = {
         (name.removeprefix("prefix_cache_"), labels): value
         for (name, labels), value in shown.items()
@@ -177,19 +177,19 @@ def test_each_cache_metric_keeps_its_old_name_for_one_release() -> None:
 
 
 def test_an_unwritable_store_is_reported_with_its_dropped_blocks() -> None:
-    shown = values(m=WorkerStatistics(memory=MEMORY))
+    shown = values(m=WorkerStatistics(cache=MEMORY))
     assert shown["store_writing", ("m",)] == 0
     assert shown["store_stored_bytes", ("m",)] == 70
     assert shown["store_bad_blocks_total", ("m",)] == 2
     assert shown["store_dropped_blocks_total", ("m", "no_room")] == 4
     writing = CacheFigures(store=StoreFigures(model="m", mode="writing"))
-    assert values(m=WorkerStatistics(memory=writing))["store_writing", ("m",)] == 1
+    assert values(m=WorkerStatistics(cache=writing))["store_writing", ("m",)] == 1
 
 
 def test_a_worker_without_cache_or_store_lacks_their_metrics() -> None:
     assert values(m=WorkerStatistics()) == {}
     assert not any(
-        name.startswith("store_") for name, _ in values(m=WorkerStatistics(memory=CacheFigures()))
+        name.startswith("store_") for name, _ in values(m=WorkerStatistics(cache=CacheFigures()))
     )
 
 

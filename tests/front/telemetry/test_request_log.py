@@ -48,7 +48,7 @@ def ended(index: int, tokens: int, *, cached: int = 0) -> ChoiceFinished:
         reason=FinishReason.STOP,
         prompt_tokens=812,
         completion_tokens=tokens,
-        memory=CacheReport(ram_tokens=cached),
+        cache_report=CacheReport(ram_tokens=cached),
     )
 
 
@@ -285,7 +285,7 @@ def test_the_workers_times_and_counts_are_recorded_at_the_end() -> None:
             reason=FinishReason.STOP,
             prompt_tokens=10,
             completion_tokens=4,
-            memory=CacheReport(ram_tokens=2, disk_tokens=1),
+            cache_report=CacheReport(ram_tokens=2, disk_tokens=1),
             timings=Timings(queue_seconds=1.0, prefill_seconds=2.0, decode_seconds=3.0),
         )
     )

@@ -28,7 +28,7 @@ END = ChoiceFinished(
     prompt_tokens=7,
     completion_tokens=2,
     timings=Timings(queue_seconds=1e-5, prefill_seconds=2e-5, decode_seconds=3e-5),
-    memory=CacheReport(
+    cache_report=CacheReport(
         outcome=CacheOutcome.NEW_TOKENS, ram_tokens=3, disk_tokens=1, lookup_seconds=5e-6
     ),
 )

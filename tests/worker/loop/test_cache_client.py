@@ -30,16 +30,16 @@ def in_turn(subject: CachingWorker, *commands: Command) -> ScriptInbox:
 def report(inbox: ScriptInbox, name: str) -> CacheReport:
     """The report of the PrefillFinished event, which equals that of Finished."""
     (started,) = [event for event in inbox.of(name) if isinstance(event, PrefillFinished)]
-    assert started.memory == inbox.finished(name).memory
-    return started.memory
+    assert started.cache_report == inbox.finished(name).cache_report
+    return started.cache_report
 
 
 def figures(inbox: ScriptInbox) -> CacheFigures:
     answers = [
         event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer
     ]
-    assert answers[-1].memory is not None
-    return answers[-1].memory
+    assert answers[-1].cache is not None
+    return answers[-1].cache
 
 
 def test_after_a_commit_at_rest_waiting_requests_are_admitted(
@@ -243,4 +243,4 @@ def test_figures_count_lookups_and_tokens_by_tier(tmp_path: Path) -> None:
 
 def test_a_request_cancelled_before_its_start_has_reused_nothing() -> None:
     inbox = CachingWorker().serve([[greedy("a", random_prompt(90)), cancel("a")]])
-    assert inbox.finished("a").memory == CacheReport()
+    assert inbox.finished("a").cache_report == CacheReport()

@@ -56,7 +56,7 @@ def test_closing_a_session_repeats_lookups_of_its_blocks(
     finish(subject)
     for each in turns:
         subject.check_answer(each.request_id)
-    assert subject.inbox.finished("b").memory.cached_tokens == 0
+    assert subject.inbox.finished("b").cache_report.cached_tokens == 0
     assert not caplog.records
     # as if it had never been cached
     assert subject.index.figures().kept_tokens == 17 + 2 * 10
@@ -77,7 +77,7 @@ def test_a_request_that_holds_blocks_lost_on_disk_uses_them(
     assert set(subject.index.disk_changed(lost=reversed(keys))) >= set(keys)
     finish(subject)
     subject.check_answer("turn")
-    assert subject.inbox.finished("turn").memory.disk_tokens == in_hand >= 16
+    assert subject.inbox.finished("turn").cache_report.disk_tokens == in_hand >= 16
     assert not caplog.records
     subject.end()
 
@@ -163,10 +163,10 @@ def test_a_lost_block_is_not_restored_from_a_chain_with_other_tokens(
         subject.send(greedy(name, prompt))
         finish(subject)
         subject.check_answer(name)
-        assert subject.inbox.finished(name).memory.cached_tokens == 0
+        assert subject.inbox.finished(name).cache_report.cached_tokens == 0
     assert not subject.index.is_missing(keys[0])
     subject.send(greedy("last", first))
     finish(subject)
     subject.check_answer("last")
-    assert subject.inbox.finished("last").memory.cached_tokens >= 39
+    assert subject.inbox.finished("last").cache_report.cached_tokens >= 39
     subject.end()

@@ -102,7 +102,7 @@ def test_poisoned_blocks_are_detected_once_and_forgotten(
     assert inbox.tokens("a") == inbox.tokens("b") == right
     assert len(warnings(caplog)) == 1
     assert "a restarts from nothing" in warnings(caplog)[0]
-    assert (inbox.finished("a").cached_tokens, inbox.finished("a").memory.outcome) == (
+    assert (inbox.finished("a").cached_tokens, inbox.finished("a").cache_report.outcome) == (
         0,
         CacheOutcome.FAILED,
     )

@@ -82,7 +82,7 @@ def test_a_lookup_that_raises_is_reported_as_a_cache_failure() -> None:
     cache = FakeCache()
     cache.raises.add("lookup")
     inbox = serve([request("a", *SHARED)], cache=cache)
-    assert inbox.finished("a").memory.outcome is CacheOutcome.FAILED
+    assert inbox.finished("a").cache_report.outcome is CacheOutcome.FAILED
 
 
 def test_a_rest_that_cannot_be_copied_costs_nothing() -> None:
@@ -99,7 +99,7 @@ def test_a_scored_prompt_is_neither_looked_up_nor_kept() -> None:
     cache = FakeCache()
     inbox = serve([request("a", *SHARED, want_prompt_logprobs=True)], cache=cache)
     assert (cache.lookups, cache.inserted) == ([], [])
-    assert inbox.finished("a").memory.outcome is CacheOutcome.SCORED
+    assert inbox.finished("a").cache_report.outcome is CacheOutcome.SCORED
 
 
 def test_cached_tokens_are_counted_once_by_tier() -> None:
@@ -109,9 +109,9 @@ def test_cached_tokens_are_counted_once_by_tier() -> None:
     (told,) = [
         event for event in inbox.events if isinstance(event, WorkerStatistics) and event.in_answer
     ]
-    assert told.memory is not None
-    assert told.cached_tokens == told.memory.ram_tokens == inbox.finished("b").cached_tokens == 28
-    assert told.memory.lookups == {"new_tokens": 2}
+    assert told.cache is not None
+    assert told.cached_tokens == told.cache.ram_tokens == inbox.finished("b").cached_tokens == 28
+    assert told.cache.lookups == {"new_tokens": 2}
 
 
 @given(

@@ -34,7 +34,7 @@ def a_step(engine: FakeEngine, *prompts: tuple[int, ...]) -> DispatchedStep:
         for each in asked
     )
     return DispatchedStep(
-        planned=StepPlan(spans=spans),
+        scheduled=StepPlan(spans=spans),
         plan=StepPlan(spans=spans),
         sequences=tuple(a_sequence(each) for each in asked),
         attempts=(0,) * len(asked),

@@ -60,7 +60,7 @@ def test_the_next_turn_starts_after_the_tokens_prefilled_ahead(
     worker.send(greedy("next", PROMPT + TAIL + NEW))
     worker.run_to_end()
     worker.check_answer("next")
-    report = worker.inbox.finished("next").memory
+    report = worker.inbox.finished("next").cache_report
     assert report.cached_tokens == len(PROMPT + TAIL)
     # some start from a state before the last token
     assert len(TAIL) <= report.read_ahead_tokens <= len(TAIL) + 1
@@ -81,7 +81,7 @@ def test_a_new_request_runs_immediately_and_takes_over_prefilled_tokens(
     assert reading(worker) == ["next"]
     worker.run_to_end()
     worker.check_answer("next")
-    assert worker.inbox.finished("next").memory.cached_tokens >= read > len(PROMPT)
+    assert worker.inbox.finished("next").cache_report.cached_tokens >= read > len(PROMPT)
     assert worker.inbox.finished("ahead").reason is FinishReason.CANCELLED, (
         "the conversation has gone on"
     )
@@ -100,8 +100,8 @@ def test_idle_work_resumes_after_an_unrelated_request(engine: type[Engine]) -> N
     worker.run_to_end()
     assert worker.inbox.finished("ahead").reason is FinishReason.LENGTH
     read = worker.loop.statistics()
-    assert read.memory is not None
-    assert read.memory.read_ahead_tokens <= len(TAIL) + 8, (
+    assert read.cache is not None
+    assert read.cache.read_ahead_tokens <= len(TAIL) + 8, (
         "what was read before the stranger came was read again"
     )
 
@@ -148,8 +148,8 @@ def test_idle_work_is_not_charged_to_a_client() -> None:
         before.cached_tokens,
         before.finished,
     )
-    assert after.memory is not None
-    assert after.memory.read_ahead_tokens == len(TAIL)
+    assert after.cache is not None
+    assert after.cache.read_ahead_tokens == len(TAIL)
 
 
 def test_idle_work_that_does_not_fit_into_memory_is_dropped() -> None:
@@ -220,9 +220,9 @@ def test_tokens_that_an_earlier_worker_prefilled_ahead_count_once(tmp_path: Path
     for name in ("next", "again"):
         worker.send(greedy(name, PROMPT + TAIL + NEW))
         worker.run_to_end()
-    assert worker.inbox.finished("next").memory.disk_tokens == len(PROMPT + TAIL)
-    assert worker.inbox.finished("next").memory.read_ahead_tokens == len(TAIL)
-    assert worker.inbox.finished("again").memory.read_ahead_tokens == 0
+    assert worker.inbox.finished("next").cache_report.disk_tokens == len(PROMPT + TAIL)
+    assert worker.inbox.finished("next").cache_report.read_ahead_tokens == len(TAIL)
+    assert worker.inbox.finished("again").cache_report.read_ahead_tokens == 0
     worker.end()
 
 
@@ -232,8 +232,10 @@ def test_evicted_tokens_do_not_count_as_prefilled_ahead() -> None:
     for name in ("next", "again"):
         worker.send(greedy(name, PROMPT + TAIL + NEW))
         worker.run_to_end()
-    assert worker.inbox.finished("again").memory.cached_tokens > len(PROMPT + TAIL)
-    assert [worker.inbox.finished(name).memory.read_ahead_tokens for name in ("next", "again")] == [
+    assert worker.inbox.finished("again").cache_report.cached_tokens > len(PROMPT + TAIL)
+    assert [
+        worker.inbox.finished(name).cache_report.read_ahead_tokens for name in ("next", "again")
+    ] == [
         0,
         0,
     ]

@@ -135,7 +135,7 @@ def test_a_prefix_restored_after_a_restart_gives_the_same_answer(tmp_path: Path)
     before = a_worker(tmp_path).serve([[request]])
     subject = a_worker(tmp_path)
     after = subject.serve([[request]])
-    assert after.started("digits").memory.cached_tokens > 0
+    assert after.started("digits").cache_report.cached_tokens > 0
     assert after.tokens("digits") == before.tokens("digits")
 
 
@@ -198,7 +198,9 @@ def test_an_answer_without_allowed_tokens_ends_alone_with_the_reason(
     assert text_of(inbox.tokens("stuck")) == "ab"
     assert "the grammar" in end.error
     assert inbox.tokens("beside") == CachingWorker().serve([[beside]]).tokens("beside")
-    assert inbox.started("beside").memory.cached_tokens > 0, "what it began from is not to blame"
+    assert inbox.started("beside").cache_report.cached_tokens > 0, (
+        "what it began from is not to blame"
+    )
 
 
 def test_an_invalid_grammar_ends_its_request_without_blaming_the_cache() -> None:
@@ -209,5 +211,5 @@ def test_an_invalid_grammar_ends_its_request_without_blaming_the_cache() -> None
     )
     inbox = a_worker().serve(one_after_the_other(first, wrong, again))
     assert "the grammar cannot be used" in inbox.finished("wrong").error
-    assert inbox.started("again").memory.cached_tokens > 256
+    assert inbox.started("again").cache_report.cached_tokens > 256
     assert inbox.tokens("again") == inbox.tokens("first")

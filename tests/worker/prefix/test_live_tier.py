@@ -74,7 +74,7 @@ def spoil(chain: LiveChain) -> None:
 
 
 def report(subject: CachingWorker, request_id: str) -> CacheReport:
-    return subject.inbox.finished(request_id).memory
+    return subject.inbox.finished(request_id).cache_report
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])

@@ -29,7 +29,7 @@ def test_a_claim_never_ends_within_a_quantized_block_with_windows(
     fork = (*turn[:600], *prompt_of("fork", 20))
     made = windowed()
     inbox = made.serve([[begin], [later], [greedy("fork", fork)]], in_turn=True)
-    assert inbox.finished("later").memory.moved_tokens == 301
+    assert inbox.finished("later").cache_report.moved_tokens == 301
     assert inbox.finished("fork").cached_tokens == 301
     assert inbox.tokens("fork") == windowed().serve([[greedy("fork", fork)]]).tokens("fork")
     assert not [each for each in caplog.records if each.levelno > logging.INFO]
@@ -67,6 +67,6 @@ def test_a_claim_on_a_state_that_will_be_moved_ends_at_a_quantized_block(
     fork = greedy("fork", (*first, *prompt_of("fork", 20)))  # waits until the tokens are quantized
     made = worker("gemma3_text", kv_bits="8", step_tokens=512, max_running=1)
     inbox = made.serve([[begin], [later, fork]], in_turn=True)
-    assert inbox.finished("later").memory.moved_tokens > 101
+    assert inbox.finished("later").cache_report.moved_tokens > 101
     assert inbox.tokens("fork") == windowed().serve([[fork]]).tokens("fork")
     assert not [each for each in caplog.records if each.levelno > logging.INFO]

@@ -543,14 +543,14 @@ def test_prompts_are_not_asked_for_images_in_a_step_without_room() -> None:
     run.submit("b", prompt_tokens=5, max_tokens=1)
     asked: list[str] = []
 
-    def may_prefill(request_id: str, start: int, tokens: int) -> bool:
+    def prepare_prefill(request_id: str, start: int, tokens: int) -> bool:
         asked.append(request_id)
         return True
 
     steps = []
     for _ in range(4):
         asked.clear()
-        plan = run.scheduler.next_step(may_prefill=may_prefill).plan
+        plan = run.scheduler.next_step(prepare_prefill=prepare_prefill).plan
         steps.append((plan.spans[0].request_id, tuple(asked)))
         run.scheduler.record_step(outcome(plan))
     assert set(steps) == {("a", ()), ("b", ("b",))}

@@ -241,5 +241,5 @@ def test_a_request_of_a_forgotten_session_that_waits_for_anothers_prefill_contin
     waiting = greedy("2", (*PROMPT, 5), max_tokens=3, session_id="s")
     inbox = subject.serve([[greedy("1", PROMPT), waiting], [FORGET], *[[]] * 120])
     assert answer(inbox, "gone").failure is None
-    assert inbox.finished("2").memory.waited_for_another
+    assert inbox.finished("2").cache_report.waited_for_another
     assert inbox.tokens("2") == serve(worker("llama"), waiting).tokens("2")

@@ -321,7 +321,7 @@ def _model_health(model: ModelStatus, services: Services, *, shows_ids: bool) ->
         running=model.running,
         queued=model.queued,
         waiting=_waiting_requests(model, services, shows_ids=shows_ids),
-        memory=msgspec.convert(model.memory, MemoryHealth | None, from_attributes=True),
+        memory=msgspec.convert(model.cache, MemoryHealth | None, from_attributes=True),
         dialect=services.models.dialects.get(model.id),
         draft_model=model.draft_model or None,
         context_length=model.context_tokens,

@@ -89,7 +89,7 @@ class ChoiceText:
         # the choice has ended; unless the worker has sent Finished, its sequence must be cancelled
         self.is_done = False
         self.completion_tokens = 0
-        self.memory = CacheReport()  # known once the first token has arrived
+        self.cache_report = CacheReport()  # known once the first token has arrived
         self.timings = Timings()
         # these three are known once the worker has sent Finished
         self.resumptions = 0
@@ -129,7 +129,7 @@ class ChoiceText:
         if isinstance(event, Finished):
             return self._on_finished(event)
         if isinstance(event, PrefillFinished):
-            self.memory = event.memory
+            self.cache_report = event.cache_report
             self.timings = event.timings
             return (*self._prefill_progress(), *self._echo(event.logprobs))
         if isinstance(event, PromptRead):
@@ -156,7 +156,9 @@ class ChoiceText:
         total_tokens = len(self._rules.prompt_token_ids)
         seconds = self.timings.prefill_seconds
         return (
-            self._progress(total_tokens, cached_tokens=self.memory.cached_tokens, seconds=seconds),
+            self._progress(
+                total_tokens, cached_tokens=self.cache_report.cached_tokens, seconds=seconds
+            ),
         )
 
     def _on_tokens(self, event: TokensGenerated) -> tuple[OutputEvent, ...]:
@@ -235,7 +237,7 @@ class ChoiceText:
             else ()
         )
         self.is_done = True
-        self.memory = event.memory
+        self.cache_report = event.cache_report
         self.timings = event.timings
         self.resumptions = event.resumptions
         self._accepted_tokens = event.accepted_tokens
@@ -373,7 +375,7 @@ class ChoiceText:
             prompt_tokens=len(self._rules.prompt_token_ids),
             completion_tokens=self.completion_tokens,
             timings=self.timings,
-            memory=self.memory,
+            cache_report=self.cache_report,
             divergent=self._texts_at_divergence(),
             reasoning_tokens=self._reasoning_tokens,
             accepted_tokens=self._accepted_tokens,
@@ -387,7 +389,7 @@ class ChoiceText:
 
     def _texts_at_divergence(self) -> DivergentTexts | None:
         """The texts around the first token that differs from the cached prompt."""
-        divergence = self.memory.divergence
+        divergence = self.cache_report.divergence
         if divergence is None:
             return None
         preceding_ids = self._rules.prompt_token_ids[

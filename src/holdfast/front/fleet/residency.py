@@ -74,7 +74,7 @@ class ModelStatus:
     # for each sequence that waits in the worker, the reason for its wait
     waits: Mapping[RequestId, WaitReason]
     info: ModelInfo | None  # None: never loaded
-    memory: CacheFigures | None  # of its prefix cache; None: it has none, or unknown
+    cache: CacheFigures | None  # of its prefix cache; None: it has none, or unknown
     created: int  # Unix time
     restarts: Mapping[str, int]  # of its worker, by cause: died or hung
     resumed: int = 0  # streams that have continued with another worker
@@ -244,8 +244,8 @@ class Residency:
 
     @contextlib.asynccontextmanager
     async def lease(self, model: str, sequences: int = 1) -> AsyncIterator[WorkerClient]:
-        """Lease a model for `sequences` sequences, and yield the link to its worker. If the name
-        includes an adapter, all requests on the link are for that adapter.
+        """Lease a model for `sequences` sequences, and yield the client of its worker. If the name
+        includes an adapter, all requests of the client are for that adapter.
 
         The model is not unloaded before the lease ends.
 
@@ -721,7 +721,7 @@ class Residency:
             waits=figures.waits,
             draft_model=figures.draft_model,
             info=slot.info,
-            memory=figures.memory,
+            cache=figures.cache,
             created=slot.created,
             restarts=dict(slot.restarts),
             resumed=slot.resumed,

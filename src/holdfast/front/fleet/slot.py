@@ -428,7 +428,7 @@ class ModelSlot:
         await asyncio.shield(self._loaded)
 
     async def wait_client(self, *, sequences: int, seconds: float) -> ModelClient:
-        """Return the link to the model for the holder of a lease. Waits while a worker starts.
+        """Return the client of the model's worker for the holder of a lease. Waits while a worker starts.
 
         Raises WorkerUnavailable if the start fails or takes too long, UnusableModel if it fails
         because of the model's files, and QueueFull if too many sequences wait.
@@ -769,7 +769,7 @@ class ModelSlot:
         figures = self.statistics
         if not is_discrete or self.info is None:
             return max(measured_bytes, figures.device_bytes)
-        cache = figures.memory
+        cache = figures.cache
         cached_bytes = 0 if cache is None else cache.ram_bytes + cache.parked_bytes
         return self.fixed_bytes + figures.kv_reserved_bytes + cached_bytes
 
@@ -792,7 +792,7 @@ class ModelSlot:
             return 0
         figures = self.statistics
         promised = self.info.kv_budget_bytes - figures.kv_reserved_bytes
-        if (cache := figures.memory) is not None:
+        if (cache := figures.cache) is not None:
             promised += cache.ram_budget_bytes - cache.ram_bytes - cache.parked_bytes
         if not figures.running:  # while sequences run, the measured memory includes what steps need
             promised += self.info.reserve_bytes

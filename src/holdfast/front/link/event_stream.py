@@ -264,7 +264,7 @@ class EventStream:
         )
         return msgspec.structs.replace(
             event,
-            memory=self.prefill_finished.memory,
+            cache_report=self.prefill_finished.cache_report,
             timings=timings,
             resumptions=self.resumptions,
         )

@@ -323,7 +323,7 @@ class ModelClient:
                 ) > run.start:
                     self._read_ahead.remove(run)
         elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:  # not cancelled
-            start = event.memory.cached_tokens
+            start = event.cache_report.cached_tokens
             self._read_ahead.append(
                 ReadAheadRun(
                     tenant=request.tenant, adapter=request.adapter, token_ids=token_ids, start=start

@@ -530,7 +530,7 @@ class OllamaEmbed(OllamaEmbedding):
                 total_duration=nanoseconds(total_seconds),
                 load_duration=nanoseconds(total_seconds - prefill_seconds),
                 prompt_eval_count=sum(each.prompt_tokens for each in vectors),
-                cached_tokens=sum(each.memory.cached_tokens for each in vectors),
+                cached_tokens=sum(each.cache_report.cached_tokens for each in vectors),
             )
 
         texts = self.input or []

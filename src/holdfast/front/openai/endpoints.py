@@ -466,7 +466,9 @@ class EmbeddingsRequest(CacheSaltField):
 def usage_of(results: Sequence[TextRead]) -> ReadUsage:
     """Return the token counts over all texts."""
     tokens = sum(each.prompt_tokens for each in results)
-    details = PromptTokensDetails(cached_tokens=sum(each.memory.cached_tokens for each in results))
+    details = PromptTokensDetails(
+        cached_tokens=sum(each.cache_report.cached_tokens for each in results)
+    )
     return ReadUsage(prompt_tokens=tokens, total_tokens=tokens, prompt_tokens_details=details)
 
 

@@ -232,7 +232,7 @@ def embedding_of(finished: Finished, *, dimensions: int | None) -> Embedding:
         vector=vector,
         prompt_tokens=finished.prompt_tokens,
         timings=finished.timings,
-        memory=finished.memory,
+        cache_report=finished.cache_report,
     )
 
 
@@ -324,7 +324,7 @@ class Ranking:
             logprob=logprob,
             prompt_tokens=result.finished.prompt_tokens,
             timings=result.finished.timings,
-            memory=result.finished.memory,
+            cache_report=result.finished.cache_report,
         )
 
 
@@ -473,15 +473,15 @@ def _without_prefill(relevance: Relevance) -> Relevance:
     """The score of a document that occurs again, with usage figures that say that nothing was
     prefilled for it.
     """
-    memory = msgspec.structs.replace(
-        relevance.memory,
+    report = msgspec.structs.replace(
+        relevance.cache_report,
         ram_tokens=relevance.prompt_tokens,
         disk_tokens=0,
         unused_tokens=0,
         moved_tokens=0,
         shared_tokens=0,
     )
-    return msgspec.structs.replace(relevance, memory=memory, timings=Timings())
+    return msgspec.structs.replace(relevance, cache_report=report, timings=Timings())
 
 
 def _mean_logprob(result: ReadPrompt) -> float:

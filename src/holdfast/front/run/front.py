@@ -343,7 +343,7 @@ class Front:
             store_folder=self._settings.store.folder,
             lan_urls=_lan_urls(listens_on, url),
             is_open=not needs_key and not is_loopback(listens_on),
-            memory=None if figures is None else figures.memory,
+            cache=None if figures is None else figures.cache,
             log_file=self._log_path,
             can_chat=first_model.can_chat,
         )

@@ -35,7 +35,7 @@ class ReadyServer:
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: the cache is in RAM only
-    memory: CacheFigures | None  # None: this model's layout has no cache
+    cache: CacheFigures | None  # None: this model's layout has no cache
     lan_urls: tuple[str, ...] = ()  # for other machines, if it listens on all addresses
     log_file: str = ""  # empty: there is none
     is_open: bool = False  # reachable from other machines without a key
@@ -128,9 +128,9 @@ def _store(ready: ReadyServer) -> str:
     """The location of the cache, and whether it can be written."""
     if ready.info is None:
         return ready.store_folder or "off: the cache is in RAM until its model is unloaded"
-    if ready.memory is None:
+    if ready.cache is None:
         return f"no cache: the layout {ready.info.layout} does not allow it"
-    store = ready.memory.store
+    store = ready.cache.store
     if store is None:
         return "off: the cache is in RAM until the server ends"
     if store.mode != "writing":

@@ -11,12 +11,14 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from holdfast.front.prompt.limits import tenant_of, tenant_of_key
-from holdfast.front.server.access import SESSION_HEADER, TENANT_HEADER, Caller, Seal, caller_of
+from holdfast.front.server.access import Caller, Seal, caller_of
 from holdfast.front.server.problem import invalid_field
 from holdfast.front.server.services import Services
 from holdfast.wire.requests import Priority, ServiceClass
 from holdfast.wire.sessions import LONGEST_SESSION_ID, is_session_id
 
+TENANT_HEADER = "x-holdfast-tenant"
+SESSION_HEADER = "x-session-id"
 PRIORITY_HEADER = "x-holdfast-priority"
 TIME_LIMIT_HEADER = "x-holdfast-timeout"  # seconds
 EXPLAIN_HEADER = "x-holdfast-explain"

@@ -99,7 +99,7 @@ def explain_choice(
     dropped_tokens: tokens of earlier answers that the chat template or the client left out.
     unenforced: paths of schema keywords that no grammar enforces.
     """
-    cache = event.memory
+    cache = event.cache_report
     timings = event.timings
     difference = _difference(event)
     return Explanation(
@@ -133,7 +133,7 @@ def explain_choice(
 
 def _difference(event: ChoiceFinished) -> Difference | None:
     """The first difference from the cached prompt; None if there is none or it is not known."""
-    divergence = event.memory.divergence
+    divergence = event.cache_report.divergence
     texts = event.divergent
     if divergence is None or texts is None:
         return None
@@ -182,7 +182,7 @@ _SENTENCES = {
 
 def _in_words(event: ChoiceFinished, difference: Difference | None, *, dropped_tokens: int) -> str:
     """The explanation for people, in sentences. It may quote the prompt."""
-    cache = event.memory
+    cache = event.cache_report
     sentences: list[str] = []
     if cache.outcome is not CacheOutcome.DIVERGED:
         sentences.append(_reason_in_words(cache.outcome, cache.unused_tokens))

@@ -23,13 +23,12 @@ from holdfast.errors import ConfigError
 from holdfast.front.server.access import (
     CALLER,
     KEY_HEADERS,
-    SESSION_HEADER,
-    TENANT_HEADER,
     Caller,
     Drain,
     KeyRing,
     given_keys,
 )
+from holdfast.front.server.context import SESSION_HEADER, TENANT_HEADER
 from holdfast.front.server.dialect import DialectTable, answer_of
 from holdfast.front.server.problem import RequestRefused
 from holdfast.front.telemetry.request_log import RECORD

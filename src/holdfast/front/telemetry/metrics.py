@@ -401,7 +401,7 @@ def _worker_families(statistics: Mapping[str, WorkerStatistics]) -> Iterator[Met
     yield from _families_of_table(CounterMetricFamily, "holdfast_images_", _IMAGE_COUNTERS, images)
     yield from _histograms_of_table("holdfast_worker_", _WORKER_HISTOGRAMS, statistics)
     caches = {
-        model: numbers.memory for model, numbers in statistics.items() if numbers.memory is not None
+        model: numbers.cache for model, numbers in statistics.items() if numbers.cache is not None
     }
     for prefix in _PREFIXES:
         yield from _cache_families(prefix, caches)

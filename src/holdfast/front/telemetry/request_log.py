@@ -393,7 +393,7 @@ class AnswerRecord:
                 prompt_tokens=prompt.prompt_tokens,
                 completion_tokens=0,
                 timings=prompt.timings,
-                memory=prompt.memory,
+                cache_report=prompt.cache_report,
             )
             self._observe_end(end, self._clock())
 
@@ -555,10 +555,10 @@ class AnswerRecord:
             if end.timings.prefill_seconds:  # otherwise it ended before it was admitted
                 cell.add_duration("queue", end.timings.queue_seconds)
                 cell.add_duration("prefill", end.timings.prefill_seconds)
-            if end.memory.outcome is not CacheOutcome.OFF:
-                cell.add_duration("lookup", end.memory.lookup_seconds)
-            if end.memory.restore_seconds:
-                cell.add_duration("restore", end.memory.restore_seconds)
+            if end.cache_report.outcome is not CacheOutcome.OFF:
+                cell.add_duration("lookup", end.cache_report.lookup_seconds)
+            if end.cache_report.restore_seconds:
+                cell.add_duration("restore", end.cache_report.restore_seconds)
         return cell
 
 

@@ -92,7 +92,11 @@ class Traces:
         if answer.accept_seconds:
             self._create_span("intake", root_context, wall, (answer.began, accepted_at))
         for event, ended_at in answer.ends:
-            timings, memory, choice = event.timings, event.memory, {"holdfast.choice": event.index}
+            timings, memory, choice = (
+                event.timings,
+                event.cache_report,
+                {"holdfast.choice": event.index},
+            )
             admitted_at = accepted_at + timings.queue_seconds
             prefilled_at = admitted_at + timings.prefill_seconds
             done_at = prefilled_at + timings.decode_seconds if timings.decode_seconds else ended_at
@@ -247,7 +251,7 @@ def _finish_word(event: ChoiceFinished) -> str:
 
 
 def _lookup_attributes(event: ChoiceFinished) -> dict[str, Any]:
-    memory = event.memory
+    memory = event.cache_report
     return {
         "holdfast.cache.outcome": memory.outcome,
         "holdfast.ram_tokens": memory.ram_tokens,

@@ -141,7 +141,7 @@ class Counters:
             resident_bytes=int(_this_process().memory_info().rss),
             device_bytes=self.device_bytes(),
             step_seconds=self.step_seconds.histogram(),
-            memory=None if cache is None else self._with_lookups(cache),
+            cache=None if cache is None else self._with_lookups(cache),
             constraints=msgspec.structs.replace(self.constraints),
             images=msgspec.structs.replace(self.images),
             waits=dict(waits),

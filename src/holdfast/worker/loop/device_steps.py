@@ -63,7 +63,7 @@ def log_failure(
 class DispatchedStep:
     """A step from its dispatch until its results are processed."""
 
-    planned: StepPlan  # the scheduler's plan, to be reported back to it
+    scheduled: StepPlan  # the scheduler's plan, to be reported back to it
     plan: StepPlan  # the dispatched part of that plan: without sequences that failed to open
     sequences: tuple[LiveSequence, ...]  # in the order of `plan`
     attempts: tuple[int, ...]  # `LiveSequence.attempts` of each sequence at the dispatch

@@ -474,7 +474,8 @@ class WorkerLoop:
 
     def _advance(self) -> bool:
         """Dispatch the next step and collect the one under way: in this order if the engine runs
-        ahead, so that the device computes while results are processed; otherwise in reverse order.
+        ahead, so that the device computes while results are processed; otherwise in reverse order
+        (`_collect_before_planning`).
 
         Returns False if there was nothing to dispatch, collect or preempt.
         """
@@ -488,8 +489,10 @@ class WorkerLoop:
         self._maintain_sessions()
         self._idle.begin()
         self._make_room()
-        self._waits_for_images = False  # `next_step` calls `_prepare_prefill`, which sets it again
-        decision = self._scheduler.next_step(self._make_drafts(), may_prefill=self._prepare_prefill)
+        self._waits_for_images = False  # `_prepare_prefill` sets it again
+        decision = self._scheduler.next_step(
+            self._make_drafts(), prepare_prefill=self._prepare_prefill
+        )
         if decision.preempted:
             self._collect_step_under_way()  # caches the state that it copied out of these sequences
         previous_step = self._step_under_way  # None if it was collected above
@@ -623,7 +626,7 @@ class WorkerLoop:
                 spans.append(span)
                 sequences.append(sequence)
         return DispatchedStep(
-            planned=decision.plan,
+            scheduled=decision.plan,
             plan=StepPlan(spans=tuple(spans)),
             sequences=tuple(sequences),
             attempts=tuple([sequence.attempts for sequence in sequences]),
@@ -788,7 +791,7 @@ class WorkerLoop:
         ended_ids = tuple(sequence.id for sequence, _, _ in ended)
         by_length = self._scheduler.record_step(
             StepOutcome(
-                plan=step.planned,
+                plan=step.scheduled,
                 generated_tokens=generated,
                 ended=ended_ids,
                 seconds=seconds,

@@ -309,7 +309,7 @@ class Ledger:
                 completion_tokens=len(sequence.answer.token_ids),
                 error=error,
                 timings=sequence.times.sum_up(now),
-                memory=sequence.start.report or CacheReport(),
+                cache_report=sequence.start.report or CacheReport(),
                 embedding=sequence.answer.embedding if is_complete else b"",
                 accepted_tokens=sequence.drafts.accepted_tokens,
                 rejected_tokens=sequence.drafts.rejected_tokens,
@@ -402,7 +402,7 @@ class Ledger:
         self.emit(
             PrefillFinished(
                 request_id=sequence.id,
-                memory=sequence.start.report or CacheReport(),
+                cache_report=sequence.start.report or CacheReport(),
                 timings=sequence.times.sum_up(now),
                 logprobs=tuple(sequence.answer.prompt_logprobs),
             )

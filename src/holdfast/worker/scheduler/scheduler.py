@@ -108,8 +108,8 @@ class StepUnderWay:
 
 
 _NOTHING_TO_DO = Decision()
-# request id, position, tokens: whether these tokens of the prompt can be prefilled now
-MayPrefill: TypeAlias = Callable[[RequestId, int, int], bool]
+# request id, position, tokens: prepares these tokens of the prompt; whether they can be prefilled now
+PreparePrefill: TypeAlias = Callable[[RequestId, int, int], bool]
 # for enlarging and restoring KV buffers; even a slow memory bus copies several times faster
 _COPIED_BYTES_PER_SECOND = 1e9
 
@@ -391,7 +391,7 @@ class Scheduler:
         return True
 
     def next_step(
-        self, offers: Offers = NO_OFFERS, *, may_prefill: MayPrefill = lambda *_: True
+        self, offers: Offers = NO_OFFERS, *, prepare_prefill: PreparePrefill = lambda *_: True
     ) -> Decision:
         """Decide on one more step. An empty plan means that there is nothing to do before the next
         call of `record_step` or `submit`.
@@ -401,7 +401,7 @@ class Scheduler:
         offer is for the tokens after that one; if it is taken, the sequence is left out of this
         step, to verify its draft in the next one.
 
-        may_prefill: returns whether the next tokens of a prompt, from a position on, can be
+        prepare_prefill: returns whether the next tokens of a prompt, from a position on, can be
         prefilled now. If not, the prompt is left out of this step.
         """
         lacking = self._lacking_capacity()
@@ -413,7 +413,7 @@ class Scheduler:
         ):
             if not self._decoding:
                 return _NOTHING_TO_DO
-            return self._decision(RoomMade(), (), offers, may_prefill)
+            return self._decision(RoomMade(), (), offers, prepare_prefill)
         room = RoomMade()
         if lacking:
             ranks = self._fairness.ranks(self._running)
@@ -427,19 +427,19 @@ class Scheduler:
                 room.preempted += self._preempt_paused()
                 room.preempted += self._preempt_for_fairness()
                 admitted = self._admit()
-        return self._decision(room, admitted, offers, may_prefill)
+        return self._decision(room, admitted, offers, prepare_prefill)
 
     def _decision(
         self,
         room: RoomMade,
         admitted: tuple[RequestId, ...],
         offers: Offers,
-        may_prefill: MayPrefill,
+        prepare_prefill: PreparePrefill,
     ) -> Decision:
         """Plan the step after room was made, and estimate its duration, including the copies of
         buffers that grow.
         """
-        plan = self._plan_step(offers, may_prefill)
+        plan = self._plan_step(offers, prepare_prefill)
         if not plan.spans and not admitted and not room.preempted and not room.grown:
             return _NOTHING_TO_DO
         expected_seconds = (
@@ -694,7 +694,7 @@ class Scheduler:
             sequence for sequence in self._decoding if sequence.position >= sequence.capacity_tokens
         ]
 
-    def _plan_step(self, offers: Offers, may_prefill: MayPrefill) -> StepPlan:
+    def _plan_step(self, offers: Offers, prepare_prefill: PreparePrefill) -> StepPlan:
         """Plan decoding first, then prompt chunks in the rows that are left (`step_tokens`)."""
         step_number = self._issued_steps + 1
         spans = self._decode_spans(step_number, offers)
@@ -704,7 +704,7 @@ class Scheduler:
         prefilling = [
             each
             for each in (self._prefilling if rows < self._step_tokens else ())
-            if may_prefill(each.request_id, each.position, self._step_tokens)
+            if prepare_prefill(each.request_id, each.position, self._step_tokens)
         ]
         if prefilling:
             load, prefill_only = self._add_chunks(spans, load, step_number, prefilling)
