@@ -340,7 +340,7 @@ def model_status(**facts: Any) -> ModelStatus:
         "queued": 1,
         "waits": {},
         "info": INFO,
-        "memory": None,
+        "cache": None,
         "created": 1_700_000_000,
         "restarts": {"died": 0, "hung": 2},
         "resumed": 3,

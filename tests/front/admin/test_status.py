@@ -251,7 +251,7 @@ async def test_health_shows_the_cache_and_whether_the_store_is_writable() -> Non
         ),
         (msgspec.structs.replace(memory, store=None), None),
     ):
-        response = await get("/health", ScriptedDirectory(models=(model_status(memory=given),)))
+        response = await get("/health", ScriptedDirectory(models=(model_status(cache=given),)))
         msgspec.json.decode(response.content, type=Health, strict=True)
         assert response.json()["models"][0]["memory"] == {**kept, "store": shown}
 

@@ -61,7 +61,7 @@ def test_the_example_uses_a_key_variable_not_the_key(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("memory", "said"),
+    ("cache", "said"),
     [
         (
             CacheFigures(store=StoreFigures(model="m", mode="writing", blocks=1)),
@@ -82,11 +82,11 @@ def test_the_example_uses_a_key_variable_not_the_key(capsys: pytest.CaptureFixtu
 def test_the_block_shows_the_cache_location_and_health(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    memory: CacheFigures | None,
+    cache: CacheFigures | None,
     said: str,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    announce(replace(READY, store_folder="/kept", cache=memory), LogSettings())
+    announce(replace(READY, store_folder="/kept", cache=cache), LogSettings())
     assert said in capsys.readouterr().out
 
 

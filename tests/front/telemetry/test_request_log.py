@@ -361,11 +361,13 @@ def test_history_and_metrics_get_the_same_values() -> None:
     for seconds in (0.5, 0.02, 0.04):
         clock.now += seconds
         answer.observe(TextDelta(index=0, text="x", token_ids=(1,)))
-    memory = CacheReport(
+    report = CacheReport(
         outcome=CacheOutcome.COMPLETE, ram_tokens=6, lookup_seconds=0.001, restore_seconds=0.03
     )
     timings = Timings(queue_seconds=0.1, prefill_seconds=0.3, decode_seconds=0.06)
-    answer.observe(finished(memory=memory, timings=timings, accepted_tokens=2, rejected_tokens=3))
+    answer.observe(
+        finished(cache_report=report, timings=timings, accepted_tokens=2, rejected_tokens=3)
+    )
     answer.close({WaitReason.PLACE: 1.0, WaitReason.LOAD: 2.0})
     total = metrics.history.report("15m").total
     assert (total.answers, total.prompt_tokens, total.cached_tokens) == (1, 10, 6)
