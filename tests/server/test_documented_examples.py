@@ -78,7 +78,6 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "holdfast launch --model ID"): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "ANTHROPIC_BASE_URL="): NO_PROGRAM,
-    ("docs/getting-started/connect-your-agent.md", "codex -c"): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "OPENAI_API_BASE="): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "OPENAI_API_KEY=none qwen"): NO_PROGRAM,
     ("docs/getting-started/connect-your-agent.md", "pi --provider"): NO_PROGRAM,
@@ -105,7 +104,6 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/guides/clients.md", "from litellm"): BY_MAKE_CLIENTS,
     ("docs/guides/clients.md", "import instructor"): BY_MAKE_CLIENTS,
     ("docs/guides/operating.md", "make venv"): INSTALLS,
-    ("docs/reference/anthropic.md", "holdfast launch claude"): NO_PROGRAM,
     ("docs/reference/ollama.md", "OLLAMA_HOST=http://127.0.0.1:8321 ollama ls"): NO_PROGRAM,
 }
 # Required output: (document, beginning of the example) → a pattern.
