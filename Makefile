@@ -1,4 +1,4 @@
-# make serve          start the server on the bundled model (MODEL=… another one, ARGS="--port 9000" further flags)
+# make serve          serve the models of this machine, or the bundled one if there are none (MODEL=… one model, ARGS="--port 9000" further flags)
 # make test           the fast tests (ARGS="tests/cli -x" for some of them, "-n 0 --pdb" for one process and its debugger)
 # make check        formatting, lint, types, import walls, rules of the project
 # make house          the size and the structure of the code base beside the recorded values (ARGS=--record to record them)
