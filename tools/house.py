@@ -86,7 +86,7 @@ FORMS: Mapping[str, Sequence[str]] = {
         worker.scheduler.scheduler.StepOutcome""".split(),
 }
 WAITS = {
-    "front.fleet.slot.Leases._queue": "for a place among the requests of its model",
+    "front.fleet.leases.Leases._queue": "for a place among the requests of its model",
     "front.fleet.slot.ModelSlot.wait_client": "for its model to load",
     "front.prompt.template_process.RenderProcesses._slot": "for a template process",
     "front.link.model_client._OpenRequest.is_sent": "for a worker, or the trial of another request",

@@ -6,7 +6,7 @@ import errno
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.front.fleet.slot import LONGEST_BACKOFF_SECONDS
+from holdfast.front.fleet.supervised_worker import LONGEST_BACKOFF_SECONDS
 from tests.simulation.actions import Trouble
 from tests.simulation.checks_part import Part
 from tests.simulation.world import Process

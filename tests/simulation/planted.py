@@ -132,7 +132,7 @@ FAULTS: Sequence[Fault] = (
     ),
     _fault(
         "a worker that cannot be started is not tried again",
-        ("front/fleet/slot.py",
+        ("front/fleet/supervised_worker.py",
          "            except OSError as error:  # out of memory,",
          "            except NotImplementedError as error:  # out of memory,"),
         undoes="A dead worker is also replaced … when file descriptors are short",

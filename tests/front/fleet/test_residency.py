@@ -138,7 +138,7 @@ async def test_the_next_worker_answers_a_dead_workers_session_command() -> None:
 async def test_streams_end_with_one_error_if_no_worker_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
+    monkeypatch.setattr("holdfast.front.fleet.supervised_worker.LONGEST_BACKOFF_SECONDS", 0.0)
     crashes = tmp_path / "crashes"
     made = OneModel(fake_settings("good-once", place=str(tmp_path), crash_reports=str(crashes)))
     await made.start()
@@ -191,7 +191,7 @@ async def test_a_bad_model_is_not_tried_again() -> None:
 
 
 async def test_a_worker_that_never_starts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
+    monkeypatch.setattr("holdfast.front.fleet.supervised_worker.LONGEST_BACKOFF_SECONDS", 0.0)
     async with residency("dies-loading") as made:
         with pytest.raises(WorkerUnavailable, match="SIGKILL"):
             await made.wait_ready()
@@ -258,7 +258,7 @@ async def test_no_more_requests_wait_than_the_workers_queue_holds() -> None:
 async def test_a_moment_without_sockets_does_not_end_the_supervision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.front.fleet.slot.backoff_seconds", lambda failures: 0.0)
+    monkeypatch.setattr("holdfast.front.fleet.supervised_worker.LONGEST_BACKOFF_SECONDS", 0.0)
     make, failures = zmq.Context.socket, [zmq.ZMQError(errno.EMFILE)]
 
     def socket(
@@ -286,7 +286,7 @@ async def test_an_error_during_a_restart_leaves_nobody_waiting(
     def fails(folder: str, report: CrashReport) -> None:
         raise error
 
-    monkeypatch.setattr("holdfast.front.fleet.slot.write_report", fails)
+    monkeypatch.setattr("holdfast.front.fleet.supervised_worker.write_report", fails)
     async with residency() as made:
         stream = (await made.client("m")).submit(a_request(max_tokens=5_000))
         await begun([stream])

@@ -1,5 +1,5 @@
-"""Starts, watches and stops one worker, a child process. `ModelSlot` decides whether another one
-replaces it.
+"""Starts, watches and stops one worker, a child process. `SupervisedWorker` decides whether another
+one replaces it.
 """
 
 from __future__ import annotations

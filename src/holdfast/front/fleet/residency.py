@@ -5,7 +5,7 @@ others.
 
 `budget` decides which models to load and to unload. `Residency` carries out these decisions, and
 connects each request with the worker of its model. A request holds a *lease* while it uses a model;
-`slot` describes leases and the states of a model.
+`slot` describes the states of a model.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Residency:
         }
         for entry in catalog.entries:
             self._slots[entry.name].change(entry)
-            self._slots[entry.name].set_pressure(self.memory.pressure)
+            self._slots[entry.name].worker.set_pressure(self.memory.pressure)
         for name, slot in old_slots.items():
             if name not in self._slots:
                 self._slots[name] = slot
@@ -210,7 +210,7 @@ class Residency:
             for name in self._catalog.at_start
         }
         for name, task in self._first_loads.items():
-            launched = asyncio.create_task(self._slots[name].launched.wait())
+            launched = asyncio.create_task(self._slots[name].worker.launched.wait())
             await asyncio.wait((task, launched), return_when=asyncio.FIRST_COMPLETED)
             launched.cancel()
 
@@ -339,16 +339,17 @@ class Residency:
         self, model: str, *, max_running: int | None = None, step_tokens: int | None = None
     ) -> SchedulerLimits:
         """Change the scheduler's limits for a model until the server stops; see
-        `ModelSlot.set_limits`.
+        `SupervisedWorker.set_limits`.
 
         Raises UnknownModel and InvalidRequest.
         """
-        return await self._slot(model).set_limits(max_running=max_running, step_tokens=step_tokens)
+        worker = self._slot(model).worker
+        return await worker.set_limits(max_running=max_running, step_tokens=step_tokens)
 
     def set_log_level(self, level: LogLevel) -> None:
         """Change the log level of all workers."""
         for slot in self._slots.values():
-            slot.set_log_level(level)
+            slot.worker.set_log_level(level)
 
     def statuses(self) -> list[ModelStatus]:
         """The status of all models, in the order of the catalog."""
@@ -367,7 +368,7 @@ class Residency:
         workers = {
             name: client.worker
             for name, slot in self._slots.items()
-            if (client := slot.client) is not None
+            if (client := slot.worker.client) is not None
         }
         answers = await asyncio.gather(*map(ask, workers.values()), return_exceptions=True)
         return {
@@ -579,7 +580,7 @@ class Residency:
         """Memory of the GPU, as the workers report it; 0 if there is no GPU or no worker has
         reported one.
         """
-        infos = (slot.info for slot in self._slots.values())
+        infos = (slot.worker.info for slot in self._slots.values())
         return max((info.device_memory_bytes for info in infos if info is not None), default=0)
 
     def _memory_share(self, slot: ModelSlot) -> MemoryShare:
@@ -592,14 +593,14 @@ class Residency:
         ]
         loading = sum(other.state is State.LOADING for other in others)
         if HAS_UNIFIED_MEMORY:
-            taken_bytes = [each.fixed_bytes for each in (slot, *others)]
+            taken_bytes = [each.memory.fixed_bytes for each in (slot, *others)]
             device_bytes = self._device_memory_bytes()
             state_bytes = None  # no worker has reported the size of the GPU's memory yet
             if device_bytes:
                 state_bytes = memory_plan.state_bytes(device_bytes, taken_bytes=taken_bytes)
             return MemoryShare(
                 parts=1 + loading,
-                wired_bytes=sum(other.wired_bytes for other in others),
+                wired_bytes=sum(other.memory.wired_bytes for other in others),
                 state_bytes=state_bytes,
             )
         most_loaded = self._settings.max_loaded or len(self._slots)
@@ -608,8 +609,10 @@ class Residency:
             free_places = min(free_places, _AUTO_PARTS)
         return MemoryShare(
             parts=max(free_places, 1) + loading,
-            promised_bytes=sum(other.promised_bytes for other in others),
-            taken_bytes=sum(other.footprint_bytes for other in others),
+            promised_bytes=sum(
+                other.memory.promised_bytes for other in others if other.state.phase == "ready"
+            ),
+            taken_bytes=sum(other.memory.footprint_bytes for other in others),
         )
 
     def _divide_memory(self) -> None:
@@ -622,7 +625,7 @@ class Residency:
         self._phases_at_division = phases
         for name, phase in phases.items():
             if phase == "ready":
-                self._slots[name].share_memory(self._memory_share(self._slots[name]))
+                self._slots[name].worker.share_memory(self._memory_share(self._slots[name]))
 
     def _begin_memory_watch(self) -> None:
         watch = self._spawn(self._watch_memory(), name="memory watch")
@@ -632,7 +635,7 @@ class Residency:
         """Measure the memory of all workers in a loop, and tell them when the pressure changes."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            pids = {name: pid for name, slot in self._slots.items() if (pid := slot.pid)}
+            pids = {name: pid for name, slot in self._slots.items() if (pid := slot.worker.pid)}
             try:
                 measured, machine = await asyncio.to_thread(self._meter.read, pids.values())
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
@@ -672,7 +675,7 @@ class Residency:
             watch.reason,
         )
         for slot in self._slots.values():
-            slot.set_pressure(watch.pressure)
+            slot.worker.set_pressure(watch.pressure)
 
     def _memory_use(self, measured: Mapping[str, int], machine: DeviceMemory) -> MemoryUse:
         """The memory of all workers, from the measurements and their reports. measured: bytes by
@@ -682,7 +685,7 @@ class Residency:
         device_bytes = self._device_memory_bytes()
         is_discrete = device_bytes > 0 and not HAS_UNIFIED_MEMORY
         workers = {
-            name: slot.state_footprint(measured[name], is_discrete=is_discrete)
+            name: slot.memory.state_footprint(measured[name], is_discrete=is_discrete)
             for name, slot in slots.items()
         }
         limit_bytes = device_bytes or min(
@@ -694,7 +697,7 @@ class Residency:
             workers=workers,
             # all that a worker takes while it loads is for its weights
             fixed_bytes=sum(
-                workers[name] if slot.info is None else slot.fixed_bytes
+                workers[name] if slot.worker.info is None else slot.memory.fixed_bytes
                 for name, slot in slots.items()
             ),
             limit_bytes=limit_bytes,
@@ -704,7 +707,7 @@ class Residency:
 
     def _status(self, slot: ModelSlot) -> ModelStatus:
         """The status of one model, for lists and answers."""
-        figures = slot.statistics
+        figures = slot.worker.statistics
         ends_at = idle_until(slot.candidate())
         idle_seconds_left = None
         is_unused = slot.state.phase == "ready" and not slot.is_pinned and not slot.leases.held
@@ -715,16 +718,16 @@ class Residency:
         return ModelStatus(
             id=slot.entry.name,
             state=state,
-            pid=slot.pid,
+            pid=slot.worker.pid,
             running=figures.running,
             queued=figures.queued,
             waits=figures.waits,
             draft_model=figures.draft_model,
-            info=slot.info,
+            info=slot.worker.info,
             cache=figures.cache,
             created=slot.created,
-            restarts=dict(slot.restarts),
-            resumed=slot.resumed,
+            restarts=dict(slot.worker.restarts),
+            resumed=slot.worker.resumed,
             context_tokens=slot.context_tokens,
             own_context_tokens=slot.own_context_tokens,
             can_see=slot.can_see,
@@ -736,7 +739,7 @@ class Residency:
             is_awaited=slot.is_pinned or slot.entry.name in self._catalog.at_start,
             idle_seconds_left=idle_seconds_left,
             failure=slot.failure,
-            weights_read=slot.weights_read if state == "loading" else None,
+            weights_read=slot.worker.weights_read if state == "loading" else None,
             figures=slot.figures(),
         )
 
@@ -746,7 +749,7 @@ def _status_of(slot: ModelSlot) -> ModelState:
     if slot.state.phase == "ready":
         if slot.state is State.DRAINING or not slot.is_listed:
             return "stopping"
-        return "loading" if slot.client is None else "ready"
+        return "loading" if slot.worker.client is None else "ready"
     if slot.is_fetching and not slot.is_resident:
         return "loading"
     if slot.state is State.FAILED:

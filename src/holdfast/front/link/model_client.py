@@ -79,7 +79,7 @@ class Loss:
 
 
 class ModelClient:
-    """Implements `WorkerClient`. `ModelSlot` tells it when a worker has come or gone.
+    """Implements `WorkerClient`. `SupervisedWorker` tells it when a worker has come or gone.
 
     Only use it on the event loop's thread.
     """
