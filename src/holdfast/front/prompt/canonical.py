@@ -16,7 +16,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -323,93 +322,104 @@ def canonical(
         forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
         for tool in prompt.tools
     )
-    found_functions = _functions_by_name(tools, prompt.found_tools)
-    past_answers = past_answers or PastAnswers(KnownAnswers())
-    ready_message = partial(
-        _ready_message,
+    conversion = _Conversion(
         forms=forms,
-        known_answers=past_answers.known_answers,
         guard=guard,
         thought=thought,
+        moves_thoughts=moves_thoughts,
+        past_answers=past_answers or PastAnswers(KnownAnswers()),
+        template=template,
+        field=field,
         tenant=tenant,
     )
-    new_ready_message = partial(ready_message, moves_thoughts=moves_thoughts)
-    depends_on = (guard, moves_thoughts)
-    beginning = forms.beginning(
-        () if found_functions else prompt.messages,
-        depends_on=(*depends_on, template),
-        tenant=tenant,
-    )
-    shared_messages = beginning.messages
-    kept_messages: list[ReadyMessage] = []
-    messages: list[Any] = []
-    adapted: list[Message] = []
-    for index, sent_message in enumerate(prompt.messages):
-        message_field = f"{field}.{index}"
-        if prompt.continue_last and index == len(prompt.messages) - 1:
-            ready = ready_message(
-                _with_definitions(sent_message, found_functions), is_continued=True
-            )
-        elif index < len(shared_messages):
-            ready = shared_messages[index]
-            kept_messages.append(ready)
-        else:
-            message = _with_definitions(sent_message, found_functions)
-            ready = forms.message(message, new_ready_message, depends_on=depends_on, tenant=tenant)
-            if template is not None:
-                ready = ready._replace(adapted=template.adapted(ready.message, field=message_field))
-            kept_messages.append(ready)
-        canonical_message, adapted_message = ready.message, ready.adapted
-        if ready.answer is not None and (reasoning := past_answers.recall(ready.answer)):
-            canonical_message = {**canonical_message, REASONING_FIELDS[0]: guard(reasoning)}
-            adapted_message = None
-        messages.append(canonical_message)
-        if template is not None:
-            adapted.append(
-                changeable(
-                    adapted_message or template.adapted(canonical_message, field=message_field)
-                )
-            )
-    beginning.keep(kept_messages)
+    messages = conversion.messages(prompt, tools)
     canonical_prompt = msgspec.structs.replace(
         prompt,
-        messages=tuple(messages),
+        messages=tuple(each.message for each in messages),
         tools=tuple(_guarded_tool(tool, guard) for tool in tools),
         found_tools=tuple(map(guard, prompt.found_tools)),
         template_options=guarded_value(prompt.template_options, guard),
     )
-    return canonical_prompt, adapted
+    return canonical_prompt, [each.adapted for each in messages if each.adapted is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Conversion:
+    """Brings the messages of one conversation into canonical form. `canonical` describes its
+    fields.
+    """
+
+    forms: FirstForms
+    guard: ControlGuard
+    thought: tuple[str, str]
+    moves_thoughts: bool
+    past_answers: PastAnswers
+    template: ChatTemplate | None
+    field: str
+    tenant: str
+
+    def messages(self, prompt: ChatPrompt, tools: Sequence[Any]) -> list[ReadyMessage]:
+        """The messages in canonical form, and adapted to the template."""
+        definitions = _functions_by_name(tools, prompt.found_tools)
+        beginning = self.forms.beginning(
+            () if definitions else prompt.messages,
+            depends_on=(self.guard, self.moves_thoughts, self.template),
+            tenant=self.tenant,
+        )
+        kept_messages: list[ReadyMessage] = []
+        messages: list[ReadyMessage] = []
+        for index, message in enumerate(prompt.messages):
+            field = f"{self.field}.{index}"
+            if prompt.continue_last and index == len(prompt.messages) - 1:
+                ready = self._ready(_with_definitions(message, definitions), is_continued=True)
+            else:
+                if index < len(beginning.messages):
+                    ready = beginning.messages[index]
+                else:
+                    ready = self._first_form(_with_definitions(message, definitions), field)
+                kept_messages.append(ready)
+            messages.append(self._complete(ready, field))
+        beginning.keep(kept_messages)
+        return messages
+
+    def _first_form(self, message: Any, field: str) -> ReadyMessage:
+        """A message that is not continued, in its first form."""
+        ready = self.forms.message(
+            message, self._ready, depends_on=(self.guard, self.moves_thoughts), tenant=self.tenant
+        )
+        if self.template is None:
+            return ready
+        return ready._replace(adapted=self.template.adapted(ready.message, field=field))
+
+    def _ready(self, message: Any, *, is_continued: bool = False) -> ReadyMessage:
+        """Bring a message into canonical form, with control texts broken up.
+
+        is_continued: whether the model is to continue this message.
+        """
+        unguarded = _canonical_message(message, self.forms, self.tenant)
+        if self.moves_thoughts and not is_continued:
+            unguarded = _with_separate_thought(unguarded, *self.thought)
+        guarded = _guarded_message(unguarded, self.guard)
+        if is_continued and self.thought[0]:
+            guarded = _with_open_thought(guarded, unguarded, self.guard, *self.thought)
+        answer = self.past_answers.known_answers.sent_answer(unguarded, tenant=self.tenant)
+        return ReadyMessage(guarded, answer)
+
+    def _complete(self, ready: ReadyMessage, field: str) -> ReadyMessage:
+        """Add the thought that the client left out, and adapt the message to the template."""
+        message, answer, adapted = ready
+        if answer is not None and (reasoning := self.past_answers.recall(answer)):
+            message = {**message, REASONING_FIELDS[0]: self.guard(reasoning)}
+            adapted = None
+        if self.template is not None:
+            adapted = changeable(adapted or self.template.adapted(message, field=field))
+        return ReadyMessage(message, answer, adapted)
 
 
 def _functions_by_name(tools: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
     """The definitions of the tools with these names, by name."""
     functions = (tool["function"] for tool in tools if names)
     return {each["name"]: each for each in functions if each["name"] in names}
-
-
-def _ready_message(
-    message: Any,
-    *,
-    forms: FirstForms,
-    known_answers: KnownAnswers,
-    guard: ControlGuard,
-    thought: tuple[str, str],
-    tenant: str,
-    moves_thoughts: bool = False,
-    is_continued: bool = False,
-) -> ReadyMessage:
-    """Bring a message into canonical form, with control texts broken up.
-
-    thought: the markers around a thought. moves_thoughts: whether a thought in the text is moved to
-    the reasoning field. is_continued: whether the model is to continue this message.
-    """
-    unguarded = _canonical_message(message, forms, tenant)
-    if moves_thoughts:
-        unguarded = _with_separate_thought(unguarded, *thought)
-    guarded = _guarded_message(unguarded, guard)
-    if is_continued and thought[0]:
-        guarded = _with_open_thought(guarded, unguarded, guard, *thought)
-    return ReadyMessage(guarded, known_answers.sent_answer(unguarded, tenant=tenant))
 
 
 def _with_definitions(message: Any, definitions: dict[str, Any]) -> Any:

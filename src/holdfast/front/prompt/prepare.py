@@ -143,19 +143,17 @@ def prepare(
     )
     check_limits(request, sampling, limits=limits, vocab_size=info.vocab_size)
     prompt = request.prompt if prompt is None else prompt
-    text = prompt_text(request, bundle, prompt, info=info)
-    # before the prompt is tokenized, because a schema may be refused
-    grammar = answer_grammar(request, bundle.dialect, prompt=text, limits=limits, tools=tools)
-    left_out: TruncatedPart | None = None
-    if request.truncation == "middle":
-        prompt, left_out = _shortened_to_fit(
-            request, prompt, bundle, text, info=info, layouts=layouts
+
+    def rendered(prompt: Prompt) -> tuple[PromptText, AnswerGrammar]:
+        text = prompt_text(request, bundle, prompt, info=info)
+        return text, answer_grammar(
+            request, bundle.dialect, prompt=text, limits=limits, tools=tools
         )
-        if left_out is not None:
-            text = prompt_text(request, bundle, prompt, info=info)
-            grammar = answer_grammar(
-                request, bundle.dialect, prompt=text, limits=limits, tools=tools
-            )
+
+    text, grammar = rendered(prompt)  # the grammar before the tokens: a schema may be refused
+    prompt, left_out = _shortened_to_fit(request, prompt, bundle, text, info=info, layouts=layouts)
+    if left_out is not None:
+        text, grammar = rendered(prompt)
     tokens = _checked_tokens(request, bundle, text, info=info, layouts=layouts)
     thought_end = _thought_end(request, bundle, in_reasoning=text.in_reasoning)
     breakpoint_prefixes = marked_prefixes(prompt, tokens)
@@ -400,13 +398,16 @@ def _shortened_to_fit(
     info: ModelInfo,
     layouts: Layouts,
 ) -> tuple[Prompt, TruncatedPart | None]:
-    """Leave out the middle of a prompt that does not leave enough room for the answer.
+    """Leave out the middle of a prompt that does not leave enough room for the answer, if the
+    request allows that.
 
     Returns the new prompt and a count of the parts left out; the prompt unchanged and None if it
     fits, or if it cannot be shortened enough.
 
     text: the rendered prompt.
     """
+    if request.truncation != "middle":
+        return prompt, None
     answer_tokens = planned_answer_tokens(info.context_tokens)
     if request.max_tokens is not None:
         answer_tokens = min(request.max_tokens, answer_tokens)
@@ -738,11 +739,7 @@ def _sequences(
     """
     max_tokens = answer_tokens_of(request, prompt_tokens=len(tokens.token_ids), info=info)
     seed = secrets.randbits(62) if sampling.seed is None else sampling.seed
-    end_token_ids: tuple[int, ...] = ()
-    if not request.ignore_eos:
-        end_token_ids = bundle.tokenizer.eos_token_ids
-        if isinstance(request.prompt, ChatPrompt):
-            end_token_ids += bundle.turn_end_token_ids
+    stop_token_ids = _stop_token_ids(request, bundle, vocab_size=info.vocab_size)
     thinking_budget = None
     if thought_end is not None and request.thinking.budget_tokens is not None:
         thinking_budget = msgspec.structs.replace(
@@ -761,9 +758,7 @@ def _sequences(
             sampling=msgspec.structs.replace(
                 sampling, seed=(seed + index) & _SEED_MASK, logit_bias=logit_bias
             ),
-            stop_token_ids=tuple(
-                token_id for token_id in end_token_ids if token_id < info.vocab_size
-            ),
+            stop_token_ids=stop_token_ids,
             want_logprobs=request.want_logprobs,
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
@@ -781,6 +776,18 @@ def _sequences(
         )
         for index in range(request.choices)
     )
+
+
+def _stop_token_ids(
+    request: GenerationRequest, bundle: TokenizerBundle, *, vocab_size: int
+) -> tuple[int, ...]:
+    """The tokens of the model that end an answer."""
+    if request.ignore_eos:
+        return ()
+    end_token_ids = bundle.tokenizer.eos_token_ids
+    if isinstance(request.prompt, ChatPrompt):
+        end_token_ids += bundle.turn_end_token_ids
+    return tuple(token_id for token_id in end_token_ids if token_id < vocab_size)
 
 
 def _predicted_tokens(

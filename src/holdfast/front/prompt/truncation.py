@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, groupby, pairwise
+from operator import add
 from typing import Any, Final, Protocol
 
 from holdfast.front.prompt.conversation import Message
@@ -87,22 +88,15 @@ def without_middle(
 
     @cache
     def cut_message(index: int, kept_tokens: int) -> Message:
-        message, tokens_of_text = messages[index], text_tokens[index]
-        return (
-            message
-            if kept_tokens == tokens_of_text
-            else _cut_text(message, kept_tokens, text_tokens=tokens_of_text, ruler=ruler)
-        )
+        return _cut_text(messages[index], kept_tokens, text_tokens=text_tokens[index], ruler=ruler)
 
     tokens_besides_texts = 0  # tokens besides the texts that stay; known after the first attempt
     for max_text_tokens, max_system_tokens in _text_limits(limit):
-        kept_text_tokens = [
-            min(
-                tokens_of_text,
-                max_system_tokens if message.get("role") in _SYSTEM else max_text_tokens,
-            )
-            for message, tokens_of_text in zip(messages, text_tokens, strict=True)
+        most_tokens = [
+            max_system_tokens if message.get("role") in _SYSTEM else max_text_tokens
+            for message in messages
         ]
+        kept_text_tokens = [*map(min, text_tokens, most_tokens)]
         # when texts must be cut anyway, some room is left for the next turns
         has_cut_text = any(kept_text_tokens[index] < text_tokens[index] for index in remaining)
         room_tokens = limit - limit // 8 if has_cut_text else limit
@@ -112,12 +106,9 @@ def without_middle(
         leave_out = partial(_leave_out, kept_text_tokens, cut_message=cut_message, count=count)
         shortest = leave_out(removable)
         if shortest.tokens <= room_tokens:
-            unit_tokens = [
-                sum(kept_text_tokens[index] + overhead_tokens[index] for index in unit)
-                for unit in middle
-            ]
+            message_tokens = [*map(add, kept_text_tokens, overhead_tokens)]
             return _with_most_of_middle(
-                leave_out, middle, unit_tokens, shortest=shortest, limit=limit
+                leave_out, middle, message_tokens, shortest=shortest, limit=limit
             )
         tokens_besides_texts = shortest.tokens - remaining_text_tokens
     return None
@@ -126,7 +117,7 @@ def without_middle(
 def _with_most_of_middle(
     leave_out: Callable[[frozenset[int]], Shortened],
     middle: Sequence[range],
-    unit_tokens: Sequence[int],
+    message_tokens: Sequence[int],
     *,
     shortest: Shortened,
     limit: int,
@@ -137,9 +128,10 @@ def _with_most_of_middle(
     least an eighth of the room is left out in addition, so there are at most nine attempts.
 
     leave_out: leaves out the messages with these indices. middle: the groups of messages that may be
-    left out together (`_units`), oldest first. unit_tokens: the tokens of each group. shortest: the
-    conversation without any of them.
+    left out together (`_units`), oldest first. message_tokens: the tokens of each message. shortest:
+    the conversation without any of them.
     """
+    unit_tokens = (sum(message_tokens[unit.start : unit.stop]) for unit in middle)
     saved_tokens = [0, *accumulate(unit_tokens)]
     room_tokens = limit - shortest.tokens
     needed_tokens = max(0, saved_tokens[-1] - room_tokens)
@@ -289,6 +281,8 @@ def _cut_text(message: Message, kept_tokens: int, *, text_tokens: int, ruler: Ru
 
     text_tokens: the number of tokens in the text.
     """
+    if kept_tokens == text_tokens:
+        return message
     note = text_note(text_tokens - kept_tokens)
     kept_without_note = max(2, kept_tokens - ruler.tokens(note))
     beginning, ending = ruler.ends(

@@ -390,24 +390,11 @@ class ResponseRequest(SamplingFields):
             open_summary=summary_seal(seal, model).decrypt,
             earlier_count=len(earlier_items),
         )
-        parallel = self.parallel_tool_calls is not False
-        reasoning, output_format = self._configuration(items, earlier_count=len(earlier_items))
-        choice = choice_of(self.tool_choice, tools=tools, parallel=parallel)
-        thinking = thinking_of(values={"reasoning": reasoning})
-        if compacts:
-            messages = (*messages, SUMMARY_TURN)
-            answer_options = summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
-        else:
-            answer_options = {
-                "max_tokens": self.max_output_tokens,
-                "want_logprobs": self.shows().logprobs,
-                "top_logprobs": self.top_logprobs or 0,
-                "tool_choice": choice,
-                "thinking": thinking,
-                "output_format": output_format,
-            }
+        answer_options = self._answer_options(
+            items, tools=tools, earlier_count=len(earlier_items), compacts=compacts
+        )
         prompt = ChatPrompt(
-            messages=messages,
+            messages=(*messages, SUMMARY_TURN) if compacts else messages,
             has_images=has_images,
             tools=tools.definitions,
             tool_fields=tools.fields,
@@ -422,6 +409,33 @@ class ResponseRequest(SamplingFields):
             **answer_options,
             **options,
         )
+
+    def _answer_options(
+        self,
+        items: Sequence[Mapping[str, Any]],
+        *,
+        tools: OfferedTools,
+        earlier_count: int,
+        compacts: bool,
+    ) -> dict[str, Any]:
+        """Return the fields of `GenerationRequest` that are about the answer. Raises RequestRefused.
+
+        compacts: whether the answer is a summary of the conversation.
+        """
+        reasoning, output_format = self._configuration(items, earlier_count=earlier_count)
+        parallel = self.parallel_tool_calls is not False
+        choice = choice_of(self.tool_choice, tools=tools, parallel=parallel)
+        thinking = thinking_of(values={"reasoning": reasoning})
+        if compacts:
+            return summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
+        return {
+            "max_tokens": self.max_output_tokens,
+            "want_logprobs": self.shows().logprobs,
+            "top_logprobs": self.top_logprobs or 0,
+            "tool_choice": choice,
+            "thinking": thinking,
+            "output_format": output_format,
+        }
 
     def _configuration(
         self, items: Sequence[Mapping[str, Any]], *, earlier_count: int

@@ -93,22 +93,7 @@ def run(
     certificate = _certificate(settings)
     if (keys_file := key_file_of(settings.server.keys_file, os.environ)) is not None:
         read_keys(keys_file)  # raises an error before the worker starts
-    catalog = catalog_of(settings, os.environ)
-    for excluded in catalog.excluded:
-        if excluded.is_asked_for:
-            logger.warning(
-                "model %s is left out and not served (%s): %s",
-                excluded.name,
-                excluded.origin,
-                excluded.reason,
-            )
-    if catalog.at_start and not catalog.entries[0].is_pinned:
-        awaited_model = catalog.entries[0]  # the only or the named model
-        folder = resolve_model(awaited_model.model, progress=progress)
-        if (
-            awaited_model.model.speculation != "auto"
-        ):  # a model that cannot draft is refused immediately
-            _draft_of(awaited_model, folder, catalog)
+    catalog = _checked_catalog(settings, progress)
     try:
         with (
             run_folder(os.environ) as folder_of_run,
@@ -131,6 +116,28 @@ def run(
         logger.error("%s", error)
         return BROKEN
     return 0
+
+
+def _checked_catalog(settings: Settings, progress: Progress) -> Catalog:
+    """The models to serve. Downloads the only or the named model. Raises ModelLoadError if it
+    cannot be used.
+    """
+    catalog = catalog_of(settings, os.environ)
+    for excluded in catalog.excluded:
+        if excluded.is_asked_for:
+            logger.warning(
+                "model %s is left out and not served (%s): %s",
+                excluded.name,
+                excluded.origin,
+                excluded.reason,
+            )
+    if catalog.at_start and not catalog.entries[0].is_pinned:
+        awaited_model = catalog.entries[0]  # the only or the named model
+        folder = resolve_model(awaited_model.model, progress=progress)
+        # a model that cannot draft is refused immediately
+        if awaited_model.model.speculation != "auto":
+            _draft_of(awaited_model, folder, catalog)
+    return catalog
 
 
 def _draft_of(entry: CatalogEntry, folder: Path, catalog: Catalog) -> LocalModel | None:
