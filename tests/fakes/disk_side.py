@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
 from holdfast.store.block import Block, BlockKey, Entry, StoreChanges
+from holdfast.worker.prefix.index import PrefixIndex
+
+PICKS = st.integers(0, 10**6)
 
 
 class FakeDisk:
@@ -54,3 +60,45 @@ class FakeDisk:
         for key in keys:
             self.queued.pop(key, None)
             self.kept.pop(key, None)
+
+
+class DiskRules(RuleBasedStateMachine):
+    """What a disk under an index may do at any time."""
+
+    index: PrefixIndex
+    disk: FakeDisk | None
+
+    def lost_on_purpose(self, keys: tuple[BlockKey, ...]) -> None:
+        """The index has forgotten these keys, because the disk lost them."""
+
+    @precondition(lambda self: self.disk is not None and self.disk.queued)
+    @rule(pick=PICKS, is_written=st.booleans())
+    def the_disk_answers(self, pick: int, is_written: bool) -> None:
+        assert self.disk is not None
+        keys = list(self.disk.queued)
+        if is_written:
+            self.index.disk_changed(stored=self.disk.write(keys[: 1 + pick % len(keys)]).stored)
+        else:
+            self.the_disk_echoes()
+            lost = self.disk.drop([keys[pick % len(keys)]]).lost
+            self.lost_on_purpose(self.index.disk_changed(lost=lost))
+
+    @precondition(lambda self: self.disk is not None and self.disk.kept)
+    @rule(pick=PICKS, is_unreadable=st.booleans())
+    def the_disk_loses(self, pick: int, is_unreadable: bool) -> None:
+        assert self.disk is not None
+        key = list(self.disk.kept)[pick % len(self.disk.kept)]
+        self.the_disk_echoes()
+        if is_unreadable:
+            self.disk.condemn(key)
+            gone = self.index.unreadable([key])
+        else:
+            gone = self.index.disk_changed(lost=self.disk.drop([key]).lost)
+        assert key not in self.disk.kept
+        self.lost_on_purpose(gone)
+
+    @precondition(lambda self: self.disk is not None)
+    @rule()
+    def the_disk_echoes(self) -> None:
+        assert self.disk is not None
+        assert self.index.disk_changed(lost=self.disk.take_echoes().lost) == ()

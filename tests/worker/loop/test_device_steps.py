@@ -101,28 +101,14 @@ def test_the_last_step_is_awaited_and_its_failure_is_harmless() -> None:
 def test_consecutive_lone_failures_mean_a_broken_device() -> None:
     engine = FakeEngine()
     subject = steps(engine)
-    good, guilty = (
-        a_step(engine, (1, 2)),
-        a_step(engine, (1, RAISES_AT_COLLECT)),
-    )
-
-    def retry(step: DispatchedStep) -> str:
-        (span,) = step.plan.spans
-        (sequence,) = step.sequences
-
-        def reopen() -> None:
-            engine.close(span.request_id)
-            engine.open(sequence.request, capacity_tokens=100)
-
-        return subject.retry_alone(span, reopen=reopen).failure
-
+    good, guilty = a_step(engine, (1, 2)), a_step(engine, (1, RAISES_AT_COLLECT))
     for _ in range(FAILURES_OF_A_BROKEN_DEVICE - 1):
-        assert "the device failed" in retry(guilty)
-    assert retry(good) == ""
+        assert "the device failed" in retried(subject, engine, guilty)
+    assert retried(subject, engine, good) == ""
     for _ in range(FAILURES_OF_A_BROKEN_DEVICE - 1):
-        assert retry(guilty)
+        assert retried(subject, engine, guilty)
     with pytest.raises(DeviceBroken):
-        retry(guilty)
+        retried(subject, engine, guilty)
 
 
 def test_a_sequence_that_cannot_be_reopened_fails_too() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from holdfast.store.block import BlockKey, child_key
 from holdfast.wire.events import CacheOutcome
@@ -19,12 +19,11 @@ from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.prefix.lookup import ReusePlan
 from holdfast.worker.prefix.tiers import Residence
 from tests.fakes.chains import keep_checkpoint, plan_of, stored
-from tests.fakes.disk_side import FakeDisk
+from tests.fakes.disk_side import PICKS, DiskRules, FakeDisk
 from tests.fakes.payloads import Weight
 
 chains = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 tenants = st.sampled_from(["", "tenant"])
-picks = st.integers(0, 10**6)
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Given:
     is_state: bool
 
 
-class IndexStates(RuleBasedStateMachine):
+class IndexStates(DiskRules):
     @initialize(
         budget=st.sampled_from([0, 9, 16, 30, 1000]),
         has_disk=st.booleans(),
@@ -149,7 +148,7 @@ class IndexStates(RuleBasedStateMachine):
         self.cursors.append((cursor, chain, tenant))
 
     @precondition(lambda self: self.cursors)
-    @rule(pick=picks, more=chains, block_tokens=st.integers(1, 5))
+    @rule(pick=PICKS, more=chains, block_tokens=st.integers(1, 5))
     def read_on(self, pick: int, more: list[int], block_tokens: int) -> None:
         """A kept cursor inserts the same as one that has just walked from the root, whatever was
         evicted in between.
@@ -252,7 +251,7 @@ class IndexStates(RuleBasedStateMachine):
         return list(self.given)[pick % len(self.given)]
 
     @precondition(lambda self: self.given)
-    @rule(pick=picks)
+    @rule(pick=PICKS)
     def hold(self, pick: int) -> None:
         key = self.pick_given(pick)
         held = {
@@ -263,7 +262,7 @@ class IndexStates(RuleBasedStateMachine):
         self.holds.append((self.index.hold_blocks([key]), held))
 
     @precondition(lambda self: self.holds)
-    @rule(pick=picks)
+    @rule(pick=PICKS)
     def release(self, pick: int) -> None:
         hold, held = self.holds.pop(pick % len(self.holds))
         for key, was_in_ram in held.items():
@@ -272,7 +271,7 @@ class IndexStates(RuleBasedStateMachine):
         hold.close()
 
     @precondition(lambda self: self.given)
-    @rule(pick=picks, both=st.booleans())
+    @rule(pick=PICKS, both=st.booleans())
     def pin(self, pick: int, both: bool) -> None:
         keys = tuple(
             dict.fromkeys(
@@ -288,7 +287,7 @@ class IndexStates(RuleBasedStateMachine):
         self.pinned.append((keys, in_ram))
 
     @precondition(lambda self: self.pinned)
-    @rule(pick=picks)
+    @rule(pick=PICKS)
     def unpin(self, pick: int) -> None:
         keys, in_ram = self.pinned.pop(pick % len(self.pinned))
         for key, was_in_ram in in_ram.items():
@@ -301,34 +300,8 @@ class IndexStates(RuleBasedStateMachine):
             for key in keys:
                 held.pop(key, None)
 
-    @precondition(lambda self: self.disk is not None and self.disk.queued)
-    @rule(pick=picks, is_written=st.booleans())
-    def the_disk_answers(self, pick: int, is_written: bool) -> None:
-        assert self.disk is not None
-        keys = list(self.disk.queued)
-        if is_written:
-            self.index.disk_changed(stored=self.disk.write(keys[: 1 + pick % len(keys)]).stored)
-        else:
-            self.the_disk_echoes()
-            lost = self.disk.drop([keys[pick % len(keys)]]).lost
-            self.lost_on_purpose(self.index.disk_changed(lost=lost))
-
     @precondition(lambda self: self.disk is not None and self.disk.kept)
-    @rule(pick=picks, is_unreadable=st.booleans())
-    def the_disk_loses(self, pick: int, is_unreadable: bool) -> None:
-        assert self.disk is not None
-        key = list(self.disk.kept)[pick % len(self.disk.kept)]
-        self.the_disk_echoes()
-        if is_unreadable:
-            self.disk.condemn(key)
-            gone = self.index.unreadable([key])
-        else:
-            gone = self.index.disk_changed(lost=self.disk.drop([key]).lost)
-        assert key not in self.disk.kept
-        self.lost_on_purpose(gone)
-
-    @precondition(lambda self: self.disk is not None and self.disk.kept)
-    @rule(pick=picks)
+    @rule(pick=PICKS)
     def a_read_fails(self, pick: int) -> None:
         """The file stays, so later plans can use it again."""
         assert self.disk is not None
@@ -339,7 +312,7 @@ class IndexStates(RuleBasedStateMachine):
         assert key in self.disk.kept
 
     @precondition(lambda self: self.disk is not None and self.given)
-    @rule(pick=picks)
+    @rule(pick=PICKS)
     def a_read_ends_late(self, pick: int) -> None:
         """Its key may be missing by then, or gone."""
         key = self.pick_given(pick)
@@ -347,12 +320,6 @@ class IndexStates(RuleBasedStateMachine):
         own = given.chain[given.start :]
         is_in_ram = self.index.restored(key, Weight(max(1, len(own)), (given.tenant, own)))
         assert is_in_ram <= (self.index.payload(key) is not None)
-
-    @precondition(lambda self: self.disk is not None)
-    @rule()
-    def the_disk_echoes(self) -> None:
-        assert self.disk is not None
-        assert self.index.disk_changed(lost=self.disk.take_echoes().lost) == ()
 
     @rule()
     def offer_again(self) -> None:
@@ -362,7 +329,7 @@ class IndexStates(RuleBasedStateMachine):
             self.index.begin_saving(block)
 
     @precondition(lambda self: self.given)
-    @rule(pick=picks)
+    @rule(pick=PICKS)
     def forget(self, pick: int) -> None:
         key = self.pick_given(pick)
         was_there = self.index.residence(key) is not None or self.index.is_missing(key)

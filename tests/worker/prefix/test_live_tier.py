@@ -116,34 +116,32 @@ def test_parked_states_are_not_recounted_with_every_request(
     assert sum(state in states for state in counted) == 1
 
 
-def test_a_corrupted_parked_state_is_dropped_and_the_request_answered() -> None:
+def with_corrupted_state() -> tuple[CachingWorker, LiveChain]:
+    """A worker whose parked state of one request is corrupted."""
     subject = CachingWorker()
     serve(subject, greedy("first", random_prompt(100), max_tokens=12))
     rest(subject)
     (chain,) = parked(subject)
     spoil(chain)
+    return subject, chain
+
+
+def test_a_corrupted_parked_state_is_dropped_and_the_request_answered() -> None:
+    subject, chain = with_corrupted_state()
     serve(subject, greedy("turn", (*known(subject, "first"), 3, 4)))
     rest(subject)
     assert chain not in parked(subject)
 
 
 def test_a_corrupted_shared_state_delays_no_request() -> None:
-    subject = CachingWorker()
-    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
-    rest(subject)
-    (chain,) = parked(subject)
-    spoil(chain)
+    subject, chain = with_corrupted_state()
     serve(subject, greedy("fork", (*random_prompt(100)[:40], 3, 4, 5)))
     rest(subject)
     assert chain not in parked(subject)
 
 
 def test_no_request_starts_from_a_corrupted_state() -> None:
-    subject = CachingWorker()
-    serve(subject, greedy("first", random_prompt(100), max_tokens=12))
-    rest(subject)
-    (chain,) = parked(subject)
-    spoil(chain)
+    subject, _ = with_corrupted_state()
     before = known(subject, "first")
     serve(
         subject,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from holdfast.store.block import BlockKey
 from holdfast.wire.events import CacheOutcome
@@ -14,11 +14,10 @@ from holdfast.worker.prefix.live_tier import LiveChains
 from holdfast.worker.prefix.lookup import LiveChain
 from holdfast.worker.prefix.tiers import Residence
 from tests.fakes.chains import plan_of, stored
-from tests.fakes.disk_side import FakeDisk
+from tests.fakes.disk_side import PICKS, DiskRules, FakeDisk
 from tests.fakes.payloads import Weight
 
 chains = st.lists(st.integers(0, 1), min_size=1, max_size=14)
-picks = st.integers(0, 10**6)
 
 
 def a_chain(index: PrefixIndex, tokens: list[int], *, tenant: str = "") -> LiveChain:
@@ -27,7 +26,7 @@ def a_chain(index: PrefixIndex, tokens: list[int], *, tenant: str = "") -> LiveC
     )
 
 
-class HeldStates(RuleBasedStateMachine):
+class HeldStates(DiskRules):
     @initialize(budget=st.sampled_from([0, 9, 30, 1000]), has_disk=st.booleans())
     def start(self, budget: int, has_disk: bool) -> None:
         self.disk = FakeDisk() if has_disk else None
@@ -63,7 +62,7 @@ class HeldStates(RuleBasedStateMachine):
                 self.disk.put(block)
 
     @precondition(lambda self: self.live)
-    @rule(pick=picks, keeps=st.booleans(), is_copied=st.booleans())
+    @rule(pick=PICKS, keeps=st.booleans(), is_copied=st.booleans())
     def leave(self, pick: int, keeps: bool, is_copied: bool) -> None:
         """A chain leaves as a whole, or after the tokens that another sequence takes over."""
         live = self.live[pick % len(self.live)]
@@ -79,37 +78,8 @@ class HeldStates(RuleBasedStateMachine):
         if not live.keys:
             self.live.remove(live)
 
-    @precondition(lambda self: self.disk is not None and self.disk.queued)
-    @rule(pick=picks, is_written=st.booleans())
-    def the_disk_answers(self, pick: int, is_written: bool) -> None:
-        assert self.disk is not None
-        keys = list(self.disk.queued)
-        if is_written:
-            self.index.disk_changed(stored=self.disk.write(keys[: 1 + pick % len(keys)]).stored)
-        else:
-            self.the_disk_echoes()
-            self.index.disk_changed(lost=self.disk.drop([keys[pick % len(keys)]]).lost)
-
-    @precondition(lambda self: self.disk is not None and self.disk.kept)
-    @rule(pick=picks, is_unreadable=st.booleans())
-    def the_disk_loses(self, pick: int, is_unreadable: bool) -> None:
-        assert self.disk is not None
-        key = list(self.disk.kept)[pick % len(self.disk.kept)]
-        self.the_disk_echoes()
-        if is_unreadable:
-            self.disk.condemn(key)
-            self.index.unreadable([key])
-        else:
-            self.index.disk_changed(lost=self.disk.drop([key]).lost)
-
-    @precondition(lambda self: self.disk is not None)
-    @rule()
-    def the_disk_echoes(self) -> None:
-        assert self.disk is not None
-        self.index.disk_changed(lost=self.disk.take_echoes().lost)
-
     @precondition(lambda self: self.keys)
-    @rule(pick=picks)
+    @rule(pick=PICKS)
     def forget(self, pick: int) -> None:
         key = sorted(self.keys)[pick % len(self.keys)]
         holders = [live for live in self.live if key in live.keys]

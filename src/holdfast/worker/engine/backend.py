@@ -218,6 +218,7 @@ class Backend:
 
         The module's weights are evaluated. dtype: the format of the embeddings that it returns.
         """
+        raise NotImplementedError(self.stored_refused())
 
     def is_kept(self, module: Module) -> bool:
         """Whether `keep_stored` was called for this module."""

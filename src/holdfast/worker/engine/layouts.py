@@ -27,7 +27,7 @@ from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
 from holdfast.worker.engine.views import GatherView, RowsView, SpanView, StateView, StepContext
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.kinds import ForeignState, fresh_layer
-from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV, LayerState
+from holdfast.worker.kv.layer import HeadsForm, Layer, LayerKV
 from holdfast.worker.kv.live import LiveState, ModelForm
 from holdfast.worker.kv.quantized import QuantizedKV, group_size_of
 from holdfast.worker.kv.recurrent import RecurrentState
@@ -181,6 +181,11 @@ class Runner(ABC):
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         """Run the model on spans with the same adapter, or with any if `mixes_adapters`. Lazy."""
 
+    def _run_alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
+        """Run the model on one span."""
+        caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
+        return self._run_model(token_ids_of([span])[None], caches, [span])
+
     def _run_model(
         self, ids: mx.array, caches: list[Any], spans: Sequence[SequenceSpan]
     ) -> StepLogits:
@@ -305,8 +310,7 @@ class SplitRunner(Runner):
         context = _context_for(span, context)
         if self._gather_mask_dimensions is not None:  # attention does not go through the hook
             context = replace(context, composes_attention=False, attends_to_parts=False)
-        caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
-        return self._run_model(token_ids_of([span])[None], caches, [span])
+        return self._run_alone(span, context)
 
 
 class SoloCachedRunner(Runner):
@@ -326,11 +330,6 @@ class SoloCachedRunner(Runner):
             spans, groups, [self._run_alone(each, plain_context) for each in spans]
         )
 
-    def _run_alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
-        """One forward pass for one span, with plain arrays as keys and values."""
-        caches = _views([span], lambda layers: SpanView(layers[0], context=context), StateView)
-        return self._run_model(token_ids_of([span])[None], caches, [span])
-
 
 class SoloRunner(Runner):
     """Runs each span in its own forward pass, over mlx-lm's own caches: slow and without prefix
@@ -348,12 +347,7 @@ class SoloRunner(Runner):
 
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
         groups = [[each] for each in spans]
-        return _combine_results(spans, groups, [self._run_alone(each) for each in spans])
-
-    def _run_alone(self, span: SequenceSpan) -> StepLogits:
-        """One forward pass for one span, with the mlx-lm caches that its state consists of."""
-        caches = _views([span], _no_view, _no_view)
-        return self._run_model(token_ids_of([span])[None], caches, [span])
+        return _combine_results(spans, groups, [self._run_alone(each, context) for each in spans])
 
 
 def _groups_by_images(spans: Sequence[SequenceSpan]) -> list[list[SequenceSpan]]:
@@ -406,11 +400,6 @@ def empty_layers(model: Any) -> list[Layer]:
 def _no_recurrent(states: Sequence[RecurrentState]) -> Any:
     """For models without recurrent layers: the layout `rows` does not support them."""
     raise LayoutError("recurrent layers cannot be read as rows")
-
-
-def _no_view(states: Sequence[LayerState]) -> Any:
-    """For `ForeignState`, whose view is mlx-lm's cache itself, so that this is never called."""
-    raise LayoutError("mlx-lm's own caches need no view")
 
 
 def _views(
@@ -499,12 +488,7 @@ def _project(
             logits = model(ids, cache=caches)
         is_selected = samples_all or (selects and head.used)
         deferred = head.take_deferred()
-    # A short span is trimmed later, when its sequence is not in a step: until then, the next step
-    # uses the whole batch of recurrent states.
-    for each in spans:
-        each.sequence.is_trimmed = False
-        if each.span.tokens > 1:
-            each.sequence.trim()
+    _trim_states(spans)
     logits_by_row: mx.array = logits.reshape(-1, logits.shape[-1])  # [rows, vocabulary]
     if head is None or deferred is None:
         hidden = {}
@@ -522,6 +506,16 @@ def _project(
         return StepLogits(scored=scored, hidden=hidden)
     logits_to_sample = logits_by_row if is_selected else logits_by_row[sampled_rows]
     return StepLogits(to_sample=logits_to_sample, scored=scored, hidden=hidden)
+
+
+def _trim_states(spans: Sequence[SequenceSpan]) -> None:
+    """Trim the states of the long spans. A short span is trimmed later, when its sequence is not in
+    a step: until then, the next step uses the whole batch of recurrent states.
+    """
+    for each in spans:
+        each.sequence.is_trimmed = False
+        if each.span.tokens > 1:
+            each.sequence.trim()
 
 
 def _split_by_request(

@@ -144,7 +144,7 @@ def _penalise_repetition(
     if not _count_ids(ids_of_rows):
         return logits
     rows, ids = _rows_and_ids(ids_of_rows)
-    penalty = mx.array([edit.params.repetition_penalty for edit in edits], dtype=mx.float32)[rows]
+    penalty = _parameter_of_rows("repetition_penalty", edits, rows)
     original = logits[rows, ids]
     # a second handle: assigning to it leaves the caller's array unchanged
     edited = mx.array(logits)
@@ -167,16 +167,16 @@ def _subtract_counted(
     rows, ids = _rows_and_ids(ids_of_rows)
     edited = mx.array(logits)
     if any(edit.params.presence_penalty for edit in edits):
-        presence = mx.array([edit.params.presence_penalty for edit in edits], dtype=mx.float32)[
-            rows
-        ]
+        presence = _parameter_of_rows("presence_penalty", edits, rows)
         edited[rows, ids] = logits[rows, ids] - presence
     if any(edit.params.frequency_penalty for edit in edits):
-        frequency = mx.array([edit.params.frequency_penalty for edit in edits], dtype=mx.float32)[
-            rows
-        ]
-        edited = edited.at[rows, ids].add(-frequency)
+        edited = edited.at[rows, ids].add(-_parameter_of_rows("frequency_penalty", edits, rows))
     return edited
+
+
+def _parameter_of_rows(name: str, edits: Sequence[RowEdits], rows: mx.array) -> mx.array:
+    """A sampling parameter of each of these rows."""
+    return mx.array([getattr(edit.params, name) for edit in edits], dtype=mx.float32)[rows]
 
 
 def _count_ids(ids_of_rows: Sequence[tuple[int, mx.array]]) -> int:

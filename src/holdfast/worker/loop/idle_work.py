@@ -27,9 +27,8 @@ class IdleWork:
 
     def __init__(
         self,
-        *,
-        ledger: Ledger,
         scheduler: Scheduler,
+        ledger: Ledger,
         cache_client: CacheClient,
         lifetimes: Lifetimes,
     ) -> None:

@@ -34,7 +34,6 @@ class Lifetimes:
 
     def __init__(
         self,
-        *,
         engine: Engine,
         scheduler: Scheduler,
         ledger: Ledger,

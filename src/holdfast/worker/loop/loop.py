@@ -153,15 +153,8 @@ class WorkerLoop:
             ledger=self._ledger,
             on_end=self._record_session_use,
         )
-        self._lifetimes = Lifetimes(
-            engine=engine, scheduler=scheduler, ledger=self._ledger, cache_client=self._cache_client
-        )
-        self._idle = IdleWork(
-            ledger=self._ledger,
-            scheduler=scheduler,
-            cache_client=self._cache_client,
-            lifetimes=self._lifetimes,
-        )
+        self._lifetimes = Lifetimes(engine, scheduler, self._ledger, self._cache_client)
+        self._idle = IdleWork(scheduler, self._ledger, self._cache_client, self._lifetimes)
         self._step_under_way: DispatchedStep | None = None  # the step that is not collected yet
         self._collected_at = 0.0  # when the last step was collected
         self._statistics_sent_at = -IDLE_SECONDS  # when statistics were last emitted

@@ -10,6 +10,7 @@ thread only.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,13 +91,7 @@ class InFlightPrefills:
         if reader is None:
             return ()
         reader.progress = max(reader.progress, tokens)
-        return self._end_waits(
-            [
-                waiting_id
-                for waiting_id, prefill in self._waiting.items()
-                if prefill.request_id == request_id and prefill.tokens <= tokens
-            ]
-        )
+        return self._end_waits(request_id, tokens=tokens)
 
     def withdraw(self, request_id: RequestId) -> tuple[RequestId, ...]:
         """Remove a request, which no longer prefills or waits; returns the requests that this
@@ -107,13 +102,7 @@ class InFlightPrefills:
         self._waiting.pop(request_id, None)
         if self._readers.pop(request_id, None) is None:
             return ()
-        return self._end_waits(
-            [
-                waiting_id
-                for waiting_id, prefill in self._waiting.items()
-                if prefill.request_id == request_id
-            ]
-        )
+        return self._end_waits(request_id)
 
     def ahead_of(
         self, packed: bytes, stored_tokens: int, *, tenant: str = "", limit: int | None = None
@@ -149,11 +138,18 @@ class InFlightPrefills:
         self._waiting[request_id] = prefill
         self._waits += 1
 
-    def _end_waits(self, request_ids: list[RequestId]) -> tuple[RequestId, ...]:
-        """Let these requests wait no longer; returns them."""
-        for request_id in request_ids:
-            del self._waiting[request_id]
-        return tuple(request_ids)
+    def _end_waits(
+        self, request_id: RequestId, *, tokens: float = math.inf
+    ) -> tuple[RequestId, ...]:
+        """Let those wait no longer that wait for at most `tokens` tokens of a request; returns them."""
+        waiting_ids = tuple(
+            waiting_id
+            for waiting_id, prefill in self._waiting.items()
+            if prefill.request_id == request_id and prefill.tokens <= tokens
+        )
+        for waiting_id in waiting_ids:
+            del self._waiting[waiting_id]
+        return waiting_ids
 
     def check_invariants(self) -> None:
         """Assert that every waiting request waits for a reader and for tokens that are not stored
