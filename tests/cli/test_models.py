@@ -17,7 +17,7 @@ from holdfast.worker.cpu.kernels import packed_products
 from tests.fakes.adapters import write_tiny_adapter
 from tests.fakes.command_line import invoked
 from tests.fakes.echo_server import EchoServer
-from tests.fakes.hub import HubState, hub_in_place
+from tests.fakes.hub import HubState, add_demo, hub_in_place
 from tests.fakes.tiny_models import write_tiny
 
 MODEL = "coast/kelp-small"
@@ -36,10 +36,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOLDFAST_CATALOG_HUB_CACHE", "true")
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:
-        state.repositories[MODEL] = {
-            file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()
-        }
-        state.lfs_files = {"model.safetensors"}
+        add_demo(state, MODEL)
         yield state
 
 

@@ -19,6 +19,7 @@ from holdfast.front.fleet.library import Library
 from holdfast.front.server.access import KeyRing
 from holdfast.front.server.dialect import Dialect
 from holdfast.front.server.http_server import HttpServer, ServerCertificate, listen, url_of
+from holdfast.front.server.services import Services
 from tests.fakes.scripted_gateway import (
     MODEL,
     ScriptedControl,
@@ -32,6 +33,7 @@ NOTHING_DRAFTED = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens"
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -70,6 +72,25 @@ def completion_body(**fields: Any) -> dict[str, Any]:
 
 def message_body(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "max_tokens": 100, "messages": HELLO, **fields}
+
+
+@asynccontextmanager
+async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
+    """An in-memory client of the application; ends everything that runs."""
+    transport = httpx.ASGITransport(create_application(services))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
+        yield client
+    await services.answers.resumable.close()
+    await services.answers.responses.close()
+
+
+async def response_in(client: httpx.AsyncClient, response_id: str, *statuses: str) -> Any:
+    """A stored response, as soon as it has one of these statuses."""
+    while True:
+        found = (await client.get(f"{RESPONSES}/{response_id}")).json()
+        if found["status"] in statuses:
+            return found
+        await asyncio.sleep(0.001)
 
 
 async def accepted_chat(**fields: Any) -> Any:

@@ -20,6 +20,8 @@ from typing import ClassVar
 import pytest
 from huggingface_hub import constants
 
+from holdfast.models.download import demo_folder
+
 _INFO = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/revision/(?P<revision>[^/?]+))?")
 _TREE = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/tree/(?P<revision>[^/?]+)")
 _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
@@ -221,6 +223,14 @@ def hub_in_place(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[HubSt
         monkeypatch.setenv("HF_HUB_CACHE", str(cache))
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield state
+
+
+def add_demo(state: HubState, hub_id: str) -> None:
+    """Add the bundled model to a Hub, under another id."""
+    state.repositories[hub_id] = {
+        file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()
+    }
+    state.lfs_files = {"model.safetensors"}
 
 
 @contextmanager

@@ -101,22 +101,22 @@ def test_every_make_target_named_in_a_document_exists() -> None:
     assert [each for each in named if each[1] not in targets] == []
 
 
-def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
+def required_packages() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [
+    return [
         *project["dependencies"],
         *(name for extra in project["optional-dependencies"].values() for name in extra),
     ]
-    assert [name for name in required if not re.search(r">=[\d.]+,<[\d.]+", name)] == []
+
+
+def test_every_dependency_has_a_lower_and_an_upper_bound() -> None:
+    assert [name for name in required_packages() if not re.search(r">=[\d.]+,<[\d.]+", name)] == []
 
 
 def test_every_dependency_is_pinned_in_the_constraints() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [
-        *project["dependencies"],
-        *(name for extra in project["optional-dependencies"].values() for name in extra),
-    ]
-    names = {re.split(r"[\[><=; ]", name)[0].lower().replace("_", "-") for name in required}
+    names = {
+        re.split(r"[\[><=; ]", name)[0].lower().replace("_", "-") for name in required_packages()
+    }
     pinned = {
         line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()
     }

@@ -35,6 +35,8 @@ class Range(StrEnum):
     WEEK = "7d"
 
 
+# the columns of `_summary`
+_SUMMARY = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
 _RANGE_TEXTS = {
     Range.QUARTER: "15 minutes",
     Range.HOUR: "hour",
@@ -110,8 +112,7 @@ def _print_phases(total: Mapping[str, Any]) -> None:
 def _print_models(models: list[dict[str, Any]]) -> None:
     """Print a row for each model."""
     typer.echo()
-    numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
-    table = new_table("model", *numbers, right=numbers)
+    table = new_table("model", *_SUMMARY, right=_SUMMARY)
     for model in models:
         table.add_row(model["model"], *_summary(model["figures"]))
     print_table(table)
@@ -120,8 +121,7 @@ def _print_models(models: list[dict[str, Any]]) -> None:
 def _print_points(points: list[dict[str, Any]], *, has_days: bool) -> None:
     """Print a row for each part of the range. has_days: whether the times need a date."""
     typer.echo()
-    numbers = ("answers", "generated", "first token", "gap", "tokens/s", "from the cache")
-    table = new_table("time", *numbers, right=numbers)
+    table = new_table("time", *_SUMMARY, right=_SUMMARY)
     time_format = "%Y-%m-%d %H:%M" if has_days else "%H:%M"
     for point in points:
         time_text = time.strftime(time_format, time.localtime(point["at"]))

@@ -478,12 +478,16 @@ def hub_cache_folder(environ: Mapping[str, str]) -> Path:
 
 def cached_models(cache: Path) -> dict[str, Path]:
     """Return the models in a Hub cache, id → folder, sorted by id. Some may be incomplete."""
-    try:
-        names = sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
-    except OSError:
-        return {}
-    folders = {_hub_id(name): _snapshot(cache / name) for name in names}
+    folders = {_hub_id(name): _snapshot(cache / name) for name in _repository_names(cache)}
     return {hub_id: folder for hub_id, folder in folders.items() if folder is not None}
+
+
+def _repository_names(cache: Path) -> list[str]:
+    """The names of the models' folders in a Hub cache, sorted."""
+    try:
+        return sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
+    except OSError:
+        return []
 
 
 def local_folder(source: ModelSource, environ: Mapping[str, str]) -> Path | None:
@@ -531,13 +535,9 @@ class InterruptedDownload:
 
 def interrupted_downloads(cache: Path) -> dict[str, InterruptedDownload]:
     """The models in a Hub cache that were never downloaded completely, by id."""
-    try:
-        names = sorted(name for name in os.listdir(cache) if name.startswith(_CACHE_PREFIX))
-    except OSError:
-        return {}
     return {
         _hub_id(name): InterruptedDownload(repository=cache / name)
-        for name in names
+        for name in _repository_names(cache)
         if _snapshot(cache / name) is None and any((cache / name / "blobs").glob("*"))
     }
 

@@ -10,9 +10,9 @@ import pytest
 from holdfast.errors import InvalidRequest, ModelInUse, ModelPinned, NoSuchModel
 from holdfast.front.fleet import library as library_module
 from holdfast.front.fleet.library import PullStep
-from holdfast.models.download import OnStep, PulledModel, demo_folder
+from holdfast.models.download import OnStep, PulledModel
 from holdfast.models.hub import ModelSource
-from tests.fakes.hub import HubState, hub_in_place
+from tests.fakes.hub import HubState, add_demo, hub_in_place
 from tests.fakes.hub_library import TWO, HubLibrary
 
 MODEL = "coast/kelp-small"
@@ -22,10 +22,7 @@ SOURCE = ModelSource(kind="hub", name=MODEL)
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubState]:
     with hub_in_place(monkeypatch, tmp_path / "cache") as state:
-        state.repositories[MODEL] = {
-            file.name: file.read_bytes() for file in demo_folder().iterdir() if file.is_file()
-        }
-        state.lfs_files = {"model.safetensors"}
+        add_demo(state, MODEL)
         yield state
 
 

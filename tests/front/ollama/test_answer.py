@@ -13,23 +13,13 @@ from hypothesis import strategies as st
 from holdfast.front.ollama.answer import ChatLine, ChatLines, GenerateLine, GenerateLines
 from holdfast.front.output import ChoiceFinished, TextDelta, TokenCounts
 from holdfast.wire.events import FinishReason, Timings
+from tests.fakes.json_values import FLOATS, json_values
 from tests.fakes.scripted_gateway import calling, token
 
 COUNTS = TokenCounts(prompt_tokens=9, completion_tokens=4, cached_tokens=3)
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=6),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
 arguments = st.builds(
     lambda value, indent: json.dumps(value, indent=indent),
-    st.dictionaries(st.text(max_size=4), json_values, max_size=3),
+    st.dictionaries(st.text(max_size=4), json_values(FLOATS, longest_text=6, most=6), max_size=3),
     st.sampled_from([None, 2]),
 )
 texts = st.text(max_size=12) | st.sampled_from(["a\u2028b", "\x85", "\u2029\r\n"])

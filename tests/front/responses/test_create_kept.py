@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +15,8 @@ from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.front.application import create_application
 from holdfast.front.output import TextDelta
 from holdfast.front.records.responses import ResponseStore
-from holdfast.front.server.services import Answers, Services
-from tests.fakes.http_clients import Exchange, served
+from holdfast.front.server.services import Answers
+from tests.fakes.http_clients import RESPONSES, Exchange, client_over, response_in, served
 from tests.fakes.scripted_gateway import (
     ScriptedDirectory,
     ScriptedGateway,
@@ -27,18 +25,7 @@ from tests.fakes.scripted_gateway import (
     scripted_services,
 )
 
-RESPONSES = "/v1/responses"
 TERMINAL = {"response.completed", "response.incomplete", "response.failed"}
-
-
-@asynccontextmanager
-async def client_over(services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    """An in-memory client of the application; ends everything that runs."""
-    transport = httpx.ASGITransport(create_application(services))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8321") as client:
-        yield client
-    await services.answers.resumable.close()
-    await services.answers.responses.close()
 
 
 def parts(*texts: str, then: asyncio.Event | None = None, rest: str = "") -> Any:
@@ -49,14 +36,6 @@ def parts(*texts: str, then: asyncio.Event | None = None, rest: str = "") -> Any
 
 def events(text: str) -> list[Any]:
     return [json.loads(frame.partition("data: ")[2]) for frame in text.split("\n\n") if frame]
-
-
-async def until(client: httpx.AsyncClient, response_id: str, *statuses: str) -> Any:
-    while True:
-        found = (await client.get(f"{RESPONSES}/{response_id}")).json()
-        if found["status"] in statuses:
-            return found
-        await asyncio.sleep(0.001)
 
 
 async def begun(client: httpx.AsyncClient, **fields: Any) -> Any:
@@ -72,9 +51,9 @@ async def test_a_background_response_is_returned_before_it_is_generated() -> Non
     ) as client:
         got = await begun(client)
         assert (got["status"], got["background"], got["output"]) == ("queued", True, [])
-        assert (await until(client, got["id"], "in_progress"))["output"] == []
+        assert (await response_in(client, got["id"], "in_progress"))["output"] == []
         release.set()
-        done = await until(client, got["id"], "completed")
+        done = await response_in(client, got["id"], "completed")
     assert done["output"][0]["content"][0]["text"] == "ab"
 
 
@@ -163,7 +142,7 @@ async def test_leaving_a_background_stream_does_not_cancel_it() -> None:
     response_id = events(exchange.text.partition("\n\n")[0])[0]["response"]["id"]
     release.set()
     async with client_over(services) as client:
-        assert (await until(client, response_id, "completed"))["output"][0]["content"][0][
+        assert (await response_in(client, response_id, "completed"))["output"][0]["content"][0][
             "text"
         ] == "ab"
 
@@ -193,7 +172,7 @@ async def test_cancelling_ends_work_and_streams_and_is_idempotent() -> None:
     async with client_over(services) as client:
         got = await begun(client)
         path = f"{RESPONSES}/{got['id']}"
-        await until(client, got["id"], "in_progress")
+        await response_in(client, got["id"], "in_progress")
         following = asyncio.create_task(client.get(f"{path}?stream=true"))
         await asyncio.sleep(0.001)
         cancelled = (await client.post(f"{path}/cancel")).json()
@@ -210,7 +189,7 @@ async def test_only_background_responses_can_be_cancelled() -> None:
         got = (await client.post(RESPONSES, json={"input": "hello"})).json()
         refused = await client.post(f"{RESPONSES}/{got['id']}/cancel")
         done = await begun(client)
-        await until(client, done["id"], "completed")
+        await response_in(client, done["id"], "completed")
         assert (await client.post(f"{RESPONSES}/{done['id']}/cancel")).json()[
             "status"
         ] == "completed"
@@ -265,7 +244,7 @@ async def test_a_failed_response_is_stored_as_failed() -> None:
     script = [TextDelta(index=0, text="a", token_ids=(1,)), GenerationFailed("the device broke")]
     async with client_over(scripted_services(ScriptedGateway(script=script))) as client:
         got = await begun(client)
-        failed = await until(client, got["id"], "failed")
+        failed = await response_in(client, got["id"], "failed")
         streamed = events((await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text)
     assert failed["error"]["message"] == "the device broke"
     assert streamed[-1]["type"] == "response.failed"
@@ -281,12 +260,12 @@ async def test_a_response_waits_for_its_model_and_fails_with_it() -> None:
         got = await begun(client)
         assert (await client.get(f"{RESPONSES}/{got['id']}")).json()["status"] == "queued"
         accepted.set()
-        await until(client, got["id"], "completed")
+        await response_in(client, got["id"], "completed")
         accepted.clear()
         gateway.refusal_at_last = PromptTooLong(prompt_tokens=9, context_tokens=8)
         got = await begun(client)
         accepted.set()
-        assert (await until(client, got["id"], "failed"))["error"][
+        assert (await response_in(client, got["id"], "failed"))["error"][
             "code"
         ] == "context_length_exceeded"
 
@@ -316,7 +295,7 @@ async def test_background_responses_are_failed_when_the_server_stops() -> None:
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
     ) as client:
         got = await begun(client)
-        await until(client, got["id"], "in_progress")
+        await response_in(client, got["id"], "in_progress")
         await services.answers.resumable.close()
         failed = (await client.get(f"{RESPONSES}/{got['id']}")).json()
     await services.answers.responses.close()

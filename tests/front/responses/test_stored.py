@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,27 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ResponsesUnavailable
-from holdfast.front.application import create_application
 from holdfast.front.records.responses import RecordKey, ResponseFile, ResponseStore
-from holdfast.front.server.services import Answers, Services
+from holdfast.front.server.services import Answers
+from tests.fakes.http_clients import RESPONSES, client_over, response_in
 from tests.fakes.scripted_gateway import ScriptedGateway, answer, calling, scripted_services
-
-RESPONSES = "/v1/responses"
-
-
-@asynccontextmanager
-async def served_app(
-    gateway: ScriptedGateway, services: Services | None = None
-) -> AsyncIterator[httpx.AsyncClient]:
-    """An in-memory client of the application; ends everything that runs."""
-    services = services or scripted_services(gateway)
-    app = create_application(services)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8321"
-    ) as client:
-        yield client
-    await services.answers.resumable.close()
-    await services.answers.responses.close()
 
 
 async def created(client: httpx.AsyncClient, **fields: Any) -> Any:
@@ -46,28 +27,20 @@ async def created(client: httpx.AsyncClient, **fields: Any) -> Any:
     return response.json()
 
 
-async def until(client: httpx.AsyncClient, response_id: str, *statuses: str) -> Any:
-    while True:
-        found = (await client.get(f"{RESPONSES}/{response_id}")).json()
-        if found["status"] in statuses:
-            return found
-        await asyncio.sleep(0.001)
-
-
 def refusal(response: httpx.Response) -> tuple[int, Any, Any]:
     error = response.json()["error"]
     return response.status_code, error["code"], error["param"]
 
 
 async def test_a_retrieved_response_equals_the_returned_one() -> None:
-    async with served_app(ScriptedGateway()) as client:
+    async with client_over(scripted_services(ScriptedGateway())) as client:
         got = await created(client, metadata={"a": "b"})
         assert (await client.get(f"{RESPONSES}/{got['id']}")).json() == got
         assert got["store"] is True
 
 
 async def test_a_response_with_store_false_is_not_stored() -> None:
-    async with served_app(ScriptedGateway()) as client:
+    async with client_over(scripted_services(ScriptedGateway())) as client:
         got = await created(client, store=False)
         assert refusal(await client.get(f"{RESPONSES}/{got['id']}")) == (
             404,
@@ -78,7 +51,7 @@ async def test_a_response_with_store_false_is_not_stored() -> None:
 
 
 async def test_a_deleted_response_is_gone() -> None:
-    async with served_app(ScriptedGateway()) as client:
+    async with client_over(scripted_services(ScriptedGateway())) as client:
         got = await created(client)
         deleted = await client.delete(f"{RESPONSES}/{got['id']}")
         assert deleted.json() == {"id": got["id"], "object": "response", "deleted": True}
@@ -94,7 +67,7 @@ async def test_a_deleted_response_is_gone() -> None:
 
 
 async def test_tenants_do_not_see_each_others_responses() -> None:
-    async with served_app(ScriptedGateway()) as client:
+    async with client_over(scripted_services(ScriptedGateway())) as client:
         got = await created(client)
         item = (await client.get(f"{RESPONSES}/{got['id']}/input_items")).json()["data"][0]
         salted = await created(client, cache_salt="pepper")
@@ -121,7 +94,7 @@ async def test_tenants_do_not_see_each_others_responses() -> None:
 
 async def test_a_chain_has_all_inputs_and_outputs_without_instructions() -> None:
     gateway = ScriptedGateway(script=calling(("f", '{"x": 1}'), thought="hm", said="Hi"))
-    async with served_app(gateway) as client:
+    async with client_over(scripted_services(gateway)) as client:
         tools = [{"type": "function", "name": "f"}]
         first = await created(
             client, tools=tools, instructions="be brief", reasoning={"summary": "auto"}
@@ -134,7 +107,7 @@ async def test_a_chain_has_all_inputs_and_outputs_without_instructions() -> None
         )
         await created(client, input="thanks", previous_response_id=second["id"])
         assert second["previous_response_id"] == first["id"]
-        assert "holdfast_thought" not in str(await until(client, first["id"], "completed"))
+        assert "holdfast_thought" not in str(await response_in(client, first["id"], "completed"))
     said = [
         (message["role"], message.get("reasoning_content"), message["content"])
         for message in gateway.requests[-1].prompt.messages
@@ -152,7 +125,7 @@ async def test_a_chain_has_all_inputs_and_outputs_without_instructions() -> None
 
 async def test_stored_items_can_be_referenced() -> None:
     gateway = ScriptedGateway(script=calling(("f", "{}"), thought="hm"))
-    async with served_app(gateway) as client:
+    async with client_over(scripted_services(gateway)) as client:
         first = await created(client, tools=[{"type": "function", "name": "f"}])
         references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
         output = {
@@ -182,7 +155,7 @@ async def test_stored_items_can_be_referenced() -> None:
 
 async def test_clients_cannot_inject_the_fields_stored_with_an_item() -> None:
     gateway, item = ScriptedGateway(), {"role": "user", "content": "hello", "holdfast_thought": 5}
-    async with served_app(gateway) as client:
+    async with client_over(scripted_services(gateway)) as client:
         first = await created(client, input=[item])
         await created(client, previous_response_id=first["id"])
         conversation = (await client.post("/v1/conversations", json={"items": [item]})).json()
@@ -192,7 +165,7 @@ async def test_clients_cannot_inject_the_fields_stored_with_an_item() -> None:
 
 async def test_a_reference_needs_no_type() -> None:
     gateway = ScriptedGateway()
-    async with served_app(gateway) as client:
+    async with client_over(scripted_services(gateway)) as client:
         first = await created(client)
         await created(
             client, input=[{"id": first["output"][0]["id"]}, {"role": "user", "content": "and?"}]
@@ -205,7 +178,7 @@ async def test_thoughts_can_be_retrieved_in_the_form_for_sending_back(
     reasoning: dict[str, str],
 ) -> None:
     gateway = ScriptedGateway(script=calling(thought="hm", said="Hi"))
-    async with served_app(gateway) as client:
+    async with client_over(scripted_services(gateway)) as client:
         first = await created(client, reasoning=reasoning)
         path = f"{RESPONSES}/{first['id']}"
         found = (await client.get(path, params={"include[]": "reasoning.encrypted_content"})).json()
@@ -244,7 +217,7 @@ def test_arbitrary_ids_and_queries_cause_no_server_error(
     asked: list[tuple[str, str, dict[str, str]]],
 ) -> None:
     async def ask() -> None:
-        async with served_app(ScriptedGateway()) as client:
+        async with client_over(scripted_services(ScriptedGateway())) as client:
             first = await created(client)
             kept = f"{RESPONSES}/{first['id']}/input_items"
             for method, name, query in asked:
@@ -260,7 +233,7 @@ def test_arbitrary_ids_and_queries_cause_no_server_error(
 
 
 async def test_a_bad_item_is_named_by_its_position() -> None:
-    async with served_app(ScriptedGateway()) as client:
+    async with client_over(scripted_services(ScriptedGateway())) as client:
         first = await created(client)
         refused = await client.post(
             RESPONSES, json={"input": [{"role": "user"}], "previous_response_id": first["id"]}
@@ -276,7 +249,7 @@ async def test_an_unusable_file_fails_only_what_needs_it(
     services = replace(
         scripted_services(gateway), answers=Answers(responses=ResponseStore(tmp_path))
     )
-    async with served_app(gateway, services) as client:
+    async with client_over(services) as client:
         first = await created(client)
         await services.answers.responses.call(ResponseFile.totals)
         other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
@@ -303,16 +276,16 @@ async def test_a_response_that_could_not_be_saved_is_still_available(
     services = replace(
         scripted_services(gateway), answers=Answers(responses=ResponseStore(tmp_path))
     )
-    async with served_app(gateway, services) as client:
+    async with client_over(services) as client:
         got = await created(client, background=True)
         other = sqlite3.connect(tmp_path / "responses" / "responses-1.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         release.set()
-        await until(client, got["id"], "completed")
+        await response_in(client, got["id"], "completed")
         with pytest.raises(ResponsesUnavailable):
             # so saving the end was attempted before
             await services.answers.responses.call(ResponseFile.delete, RecordKey("", "resp_other"))
-        assert (await until(client, got["id"], "completed"))["output"]
+        assert (await response_in(client, got["id"], "completed"))["output"]
         assert (
             "response.completed" in (await client.get(f"{RESPONSES}/{got['id']}?stream=true")).text
         )
@@ -322,7 +295,7 @@ async def test_a_response_that_could_not_be_saved_is_still_available(
 async def test_two_concurrent_requests_may_continue_one_response() -> None:
     release = asyncio.Event()
     gateway = ScriptedGateway()
-    async with served_app(gateway) as client:
+    async with client_over(scripted_services(gateway)) as client:
         first = await created(client)
         gateway.script = [release, *answer("a")]
         both = [

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.front.toolcalls.argument_types import JSON_TYPES, ParameterTypes, convert_to_type
 from holdfast.front.toolcalls.literals import complete_value, unescaped
+from tests.fakes.json_values import FLOATS, json_values
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -140,20 +141,7 @@ def test_every_text_becomes_valid_json(raw: str, types: set[str]) -> None:
     )
 
 
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-@given(value=values)
+@given(value=json_values(FLOATS, longest_text=8, most=8))
 def test_a_value_written_as_python_or_json_is_read_back(value: object) -> None:
     for text in (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False)):
         read = complete_value(text)

@@ -16,6 +16,7 @@ from holdfast.front.toolcalls.dialect import ModelDialect
 from holdfast.front.toolcalls.families import FAMILIES as RECORDS
 from holdfast.front.toolcalls.json_calls import JsonCalls, NamedJson
 from tests.fakes import mistaken_json
+from tests.fakes.json_values import json_values
 from tests.fakes.mistaken_json import MISTAKEN_ARGUMENTS, MISTAKEN_CALLS, OTHER_FORMS, ROM
 from tests.fakes.whole_answers import WholeAnswer, read_answer, whole_answer
 
@@ -31,17 +32,7 @@ CALLS = (
     Call("write_file", {}, "functions.write_file:1"),
 )
 
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.text(max_size=8)
-    | st.sampled_from(["</tool_call>", "{", '"', "\\"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
+values = json_values(st.sampled_from(["</tool_call>", "{", '"', "\\"]), longest_text=8, most=6)
 arguments = st.dictionaries(st.text(max_size=6), values, max_size=3)
 cuts = st.lists(st.integers(0, 2000), max_size=10)
 

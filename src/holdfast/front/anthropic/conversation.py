@@ -17,6 +17,8 @@ from holdfast.front.server.fields import (
     STRICT,
     TAG_MARK,
     FunctionName,
+    FunctionParameters,
+    StrictArguments,
     TextOrMany,
     ToolMode,
     checked_definitions,
@@ -458,12 +460,8 @@ class MessagesTool(TypedDict):
     type: NotRequired[str | None]
     name: NotRequired[FunctionName]
     description: NotRequired[str | None]
-    input_schema: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
-    ]
-    strict: NotRequired[
-        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
-    ]
+    input_schema: NotRequired[FunctionParameters]
+    strict: NotRequired[StrictArguments]
     defer_loading: NotRequired[
         Annotated[
             bool | None,

@@ -59,6 +59,7 @@ from holdfast.front.server.fields import (
     STRICT,
     WITH_IMAGES,
     FunctionName,
+    FunctionParameters,
     TextOrMany,
     UnsupportedFields,
     checked_definitions,
@@ -130,9 +131,7 @@ class OllamaFunction(TypedDict):
 
     name: FunctionName
     description: NotRequired[str | None]
-    parameters: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
-    ]
+    parameters: NotRequired[FunctionParameters]
 
 
 @with_config(STRICT)

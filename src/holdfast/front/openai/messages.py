@@ -15,6 +15,8 @@ from holdfast.front.server.fields import (
     STRICT,
     TAG_MARK,
     FunctionName,
+    FunctionParameters,
+    StrictArguments,
     TextOrMany,
     ToolMode,
     checked_definitions,
@@ -231,12 +233,8 @@ class FunctionDefinition(TypedDict):
 
     name: FunctionName
     description: NotRequired[str | None]
-    parameters: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
-    ]
-    strict: NotRequired[
-        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
-    ]
+    parameters: NotRequired[FunctionParameters]
+    strict: NotRequired[StrictArguments]
 
 
 @with_config(STRICT)

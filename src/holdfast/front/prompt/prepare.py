@@ -12,6 +12,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -138,22 +139,15 @@ def prepare(
     if request.kv_bits in info.context_tokens_by_bits:
         context_tokens = info.context_tokens_by_bits[request.kv_bits]
         info = msgspec.structs.replace(info, context_tokens=context_tokens)
-    sampling = with_model_defaults(
-        request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
-    )
-    check_limits(request, sampling, limits=limits, vocab_size=info.vocab_size)
+    sampling = _checked_sampling(request, bundle, limits=limits, vocab_size=info.vocab_size)
     prompt = request.prompt if prompt is None else prompt
-
-    def rendered(prompt: Prompt) -> tuple[PromptText, AnswerGrammar]:
-        text = prompt_text(request, bundle, prompt, info=info)
-        return text, answer_grammar(
-            request, bundle.dialect, prompt=text, limits=limits, tools=tools
-        )
-
-    text, grammar = rendered(prompt)  # the grammar before the tokens: a schema may be refused
+    grammar_of = partial(answer_grammar, request, bundle.dialect, limits=limits, tools=tools)
+    text = prompt_text(request, bundle, prompt, info=info)
+    grammar = grammar_of(prompt=text)  # before the tokens, because a schema may be refused
     prompt, left_out = _shortened_to_fit(request, prompt, bundle, text, info=info, layouts=layouts)
     if left_out is not None:
-        text, grammar = rendered(prompt)
+        text = prompt_text(request, bundle, prompt, info=info)
+        grammar = grammar_of(prompt=text)
     tokens = _checked_tokens(request, bundle, text, info=info, layouts=layouts)
     thought_end = _thought_end(request, bundle, in_reasoning=text.in_reasoning)
     breakpoint_prefixes = marked_prefixes(prompt, tokens)
@@ -182,6 +176,19 @@ def prepare(
         left_out=left_out,
         layouts=layouts,
     )
+
+
+def _checked_sampling(
+    request: GenerationRequest, bundle: TokenizerBundle, *, limits: LimitsSettings, vocab_size: int
+) -> SamplingParams:
+    """The sampling parameters, with the model's defaults. Raises InvalidRequest if a limit of the
+    request is exceeded.
+    """
+    sampling = with_model_defaults(
+        request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
+    )
+    check_limits(request, sampling, limits=limits, vocab_size=vocab_size)
+    return sampling
 
 
 def _checked_tokens(

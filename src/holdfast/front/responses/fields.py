@@ -49,8 +49,10 @@ from holdfast.front.server.fields import (
     TAG_MARK,
     EffortWord,
     FunctionName,
+    FunctionParameters,
     MaxTokens,
     ReasoningOptions,
+    StrictArguments,
     TextOrMany,
     UnsupportedFields,
     checked_definitions,
@@ -198,12 +200,8 @@ class NamespacedTool(TypedDict):
     type: str
     name: NotRequired[FunctionName]
     description: NotRequired[str | None]
-    parameters: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
-    ]
-    strict: NotRequired[
-        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
-    ]
+    parameters: NotRequired[FunctionParameters]
+    strict: NotRequired[StrictArguments]
     format: NotRequired[
         Annotated[
             CustomFormat | None, Field(description="For a custom tool: the format of the text.")

@@ -61,6 +61,12 @@ _DEEPEST_SCHEMA = 64
 FunctionName = Annotated[
     str, Field(min_length=1, max_length=_LONGEST_NAME, pattern=r"^[^\s\x00-\x1f\"<>{}]+$")
 ]
+FunctionParameters = Annotated[
+    dict[str, Any] | None, Field(description="JSON schema of the arguments.")
+]
+StrictArguments = Annotated[
+    bool | None, Field(description="Force the arguments to match the schema.")
+]
 ToolMode: TypeAlias = Literal["auto", "none", "required"]
 _log = logging.getLogger(__name__)
 _NOT_YET = "this version does not support it yet"
