@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.config import KVBitsChoice
 from holdfast.wire.requests import (
     SAMPLING_RANGES,
+    CacheUse,
     Pooling,
     RequestId,
     SamplingParams,
@@ -224,7 +224,7 @@ Truncation: TypeAlias = Literal["disabled", "middle"]
 Prompt: TypeAlias = ChatPrompt | str | tuple[int, ...]
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRequest(CacheUse, frozen=True, kw_only=True):
     """A request to generate answers, in the form that all protocols and the library share."""
 
     request_id: RequestId
@@ -245,9 +245,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     thinking: Thinking = Thinking()
     output_format: OutputFormat | None = None
     prediction: str = ""  # what the client expects the answer to be; empty: nothing
-    tenant: str = ""  # tenants do not share cached prefixes; a hash, nothing secret
-    session_id: str = ""
-    kv_bits: KVBitsChoice | Literal[""] = ""  # of keys and values; empty: the model's setting
     service: ServiceClass = ServiceClass()
     prompt_field: str = "messages"  # the request field with the prompt, for error messages
     truncation: Truncation = "disabled"

@@ -226,14 +226,11 @@ class LLM:
         fails.
         """
         prompts, is_list = _as_list(prompt)
-        adapter = options.pop("adapter", "")
         limits = self._settings.limits
         requests = [
             generation_request(_text_or_tuple(each), options, limits=limits) for each in prompts
         ]
-        answers = self._run_batch(
-            requests, partial(self._start_answer, adapter=adapter), TextStream.read_all
-        )
+        answers = self._run_batch(requests, self._start_answer, TextStream.read_all)
         return answers if is_list else answers[0]
 
     def chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Completion:
@@ -250,18 +247,16 @@ class LLM:
 
     def stream(self, prompt: TextOrTokens, **options: Unpack[GenerationOptions]) -> TextStream:
         """Continue a prompt. Returns an iterator over the text while it is generated."""
-        adapter = options.pop("adapter", "")
         request = generation_request(_text_or_tuple(prompt), options, limits=self._settings.limits)
-        return self._start_answer(request, adapter=adapter)
+        return self._start_answer(request)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> TextStream:
         """Like `chat`, but returns an iterator over the text while it is generated.
 
         The stream's `events` also contain reasoning and tool calls.
         """
-        adapter = options.pop("adapter", "")
         request = chat_request(messages, options, limits=self._settings.limits)
-        return self._start_answer(request, adapter=adapter)
+        return self._start_answer(request)
 
     @overload
     def embed(self, texts: TextOrTokens, **options: Unpack[EmbeddingOptions]) -> list[float]: ...
@@ -281,14 +276,15 @@ class LLM:
         inputs, is_list = _as_list(texts)
         adapter = options.pop("adapter", "")
         request = embedding_request(inputs, options, is_list=is_list)
-        sequences = embedding_sequences(request, self._bundle, info=self._client.info)
+        sequences = [
+            msgspec.structs.replace(each, adapter=adapter)
+            for each in embedding_sequences(request, self._bundle, info=self._client.info)
+        ]
         vectors = [
             array(
                 "f", embedding_of(read_prompt.finished, dimensions=request.dimensions).vector
             ).tolist()
-            for read_prompt in self._run_batch(
-                sequences, partial(self._submit, adapter=adapter), _read_prompt
-            )
+            for read_prompt in self._run_batch(sequences, self._submit, _read_prompt)
         ]
         return vectors if is_list else vectors[0]
 
@@ -333,7 +329,7 @@ class LLM:
                 stream.close()
         return results
 
-    def _start_answer(self, request: GenerationRequest, *, adapter: str) -> TextStream:
+    def _start_answer(self, request: GenerationRequest) -> TextStream:
         """Render and send one request. Returns the stream of its answer."""
         image_files = ExitStack()
         try:
@@ -348,7 +344,7 @@ class LLM:
                 layouts=layouts,
             )
             (sequence,) = prepared.sequences
-            events = self._submit(sequence, adapter=adapter)
+            events = self._submit(sequence)
         except BaseException:
             image_files.close()
             raise
@@ -386,17 +382,17 @@ class LLM:
             self._layouts.learn(self._client.call(question), model=fingerprint)
         return self._layouts.prompt_and_layouts(prompt, model=fingerprint)
 
-    def _submit(self, sequence: SequenceRequest, *, adapter: str) -> BlockingEventStream:
+    def _submit(self, sequence: SequenceRequest) -> BlockingEventStream:
         """Send a sequence to the model or one of its adapters. Raises InvalidRequest if there is
         none.
         """
-        if adapter and adapter not in self._adapters:
+        if sequence.adapter and sequence.adapter not in self._adapters:
             raise InvalidRequest(
-                f"the model has no adapter {adapter!r}; available: "
+                f"the model has no adapter {sequence.adapter!r}; available: "
                 f"{', '.join(self._adapters) or 'none'}",
                 field="adapter",
             )
-        return self._client.submit(msgspec.structs.replace(sequence, adapter=adapter))
+        return self._client.submit(sequence)
 
 
 def _close_client(client: InProcessClient, *, temporary_images: Path | None) -> None:
@@ -751,6 +747,7 @@ def chat_request(
         }
     tenant = set_options.pop("tenant", "")
     session_id = set_options.pop("session_id", "")
+    adapter = set_options.pop("adapter", "")
     template_options = set_options.pop("template_options", None)
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -770,6 +767,7 @@ def chat_request(
         model="",
         tenant=tenant_of(api_key="", name=tenant, cache_salt=""),
         session_id=session_id,
+        adapter=adapter,
         **parsed.conversation_fields(limits),
         **{**parsed.body_options(), **sampling_options(sampling)},
     )

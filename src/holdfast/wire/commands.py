@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.config import (
-    KVBitsChoice,
     LogSettings,
     ModelSettings,
     ResidencySettings,
@@ -23,7 +22,15 @@ from holdfast.machine.device_memory import Pressure
 from holdfast.machine.memory_plan import ALL_OF_IT, MemoryShare
 from holdfast.wire.cache_map import CacheMapQuestion
 from holdfast.wire.images import ImageCommand, ImageSpan
-from holdfast.wire.requests import Pooling, RequestId, SamplingParams, ServiceClass, TokenIds
+from holdfast.wire.requests import (
+    CacheScope,
+    CacheUse,
+    Pooling,
+    RequestId,
+    SamplingParams,
+    ServiceClass,
+    TokenIds,
+)
 from holdfast.wire.sessions import SessionCommand
 
 # -P: files in the working folder must not shadow modules
@@ -55,20 +62,18 @@ class ReadAhead(msgspec.Struct, frozen=True, kw_only=True):
     known_tokens: int
 
 
-class ReadAheadRun(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ReadAheadRun(CacheScope, frozen=True, kw_only=True, tag=True):
     """A prompt of which `token_ids[start:]` was prefilled in advance, and not yet used by a request.
 
     As a command, it tells a new worker what an earlier worker has prefilled. The new worker only
     counts these tokens in its figures.
     """
 
-    tenant: str
-    adapter: str = ""  # as in `SequenceRequest`
     token_ids: TokenIds
     start: int
 
 
-class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class SequenceRequest(CacheUse, frozen=True, kw_only=True, tag=True):
     """A request to generate one answer. Prompt and answer are token ids; the front handles text."""
 
     request_id: RequestId
@@ -76,9 +81,6 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     images: tuple[ImageSpan, ...] = ()  # in order, not overlapping
     max_tokens: int  # of the answer
     sampling: SamplingParams  # its seed is always set
-    adapter: str = ""  # name of a LoRA adapter of the model; empty: the model itself
-    # bits of keys and values; empty: the model's setting. For "" and "auto", the worker decides.
-    kv_bits: KVBitsChoice | Literal[""] = ""
     stop_token_ids: tuple[int, ...] = ()  # each of them ends the answer
     want_logprobs: bool = False
     top_logprobs: int = 0  # how many likeliest tokens to report at each position
@@ -88,8 +90,6 @@ class SequenceRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     is_kept: bool = True  # whether its KV is cached for later requests
     grammar: str = ""  # for llguidance; empty: no constraint
     thinking_budget: ThinkingBudget | None = None  # None: unlimited
-    tenant: str = ""  # tenants do not share cached prefixes
-    session_id: str = ""  # opened by the request if no session of the tenant with that id is open
     # whether it is a further choice of an answer of its session, which the next turn probably does
     # not continue
     is_alternative: bool = False

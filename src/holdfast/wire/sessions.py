@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.errors import SessionFailure
+from holdfast.wire.requests import CacheScope
 
 LONGEST_SESSION_ID = 256
 # those of OpenAI's API
@@ -78,7 +79,7 @@ def _new_call_id() -> str:
     return uuid.uuid4().hex
 
 
-class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class SessionCommand(CacheScope, frozen=True, kw_only=True, tag=True):
     """An operation on a tenant's sessions. The worker answers it with one `SessionAnswer`.
 
     Of the fields from `session_id` on, only those in the operation's `SessionOperation.takes` are
@@ -86,8 +87,6 @@ class SessionCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     operation: OperationName
-    tenant: str
-    adapter: str = ""  # as in `SequenceRequest`
     call_id: str = msgspec.field(default_factory=_new_call_id)
     session_id: str = ""  # for an import: the id of the new session; empty: the id in the file
     new_session_id: str = ""  # for a fork

@@ -19,7 +19,9 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+import msgspec
 
 from holdfast.config import LogLevel, ResidencySettings
 from holdfast.errors import HoldfastError, ModelLoadError, ModelPinned, WorkerUnavailable
@@ -33,8 +35,7 @@ from holdfast.front.fleet.memory_watch import (
     level_name,
 )
 from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlot, State
-from holdfast.front.link.event_stream import WorkerClient
-from holdfast.front.link.model_client import AdaptedClient
+from holdfast.front.link.event_stream import Answer, EventStream, Question, WorkerClient
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.front.telemetry.request_log import waiting_for
@@ -44,9 +45,11 @@ from holdfast.machine.device_memory import DeviceMemory, memory_report
 from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
-from holdfast.wire.commands import SchedulerLimits, WorkerSettings
+from holdfast.wire.commands import SchedulerLimits, SequenceRequest, WorkerSettings
 from holdfast.wire.events import CacheFigures, LoadProgress, ModelInfo, WaitReason, WorkerStatistics
+from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId
+from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "ready", "stopping", "failed"]
 WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSettings]
@@ -267,7 +270,7 @@ class Residency:
                     )
             finally:
                 slot.wait_seconds[WaitReason.LOAD.value] += loop.time() - began
-            yield AdaptedClient(client, adapter) if adapter else client
+            yield _AdaptedClient(client, adapter) if adapter else client
         finally:
             slot.used_at = loop.time()
             slot.leases.release()
@@ -755,3 +758,29 @@ def _status_of(slot: ModelSlot) -> ModelState:
     if slot.state is State.FAILED:
         return "failed"
     return slot.state.phase
+
+
+class _AdaptedClient:
+    """The link of a lease of a LoRA adapter: sends all requests to it."""
+
+    def __init__(self, client: WorkerClient, adapter: str) -> None:
+        self._client = client
+        self._adapter = adapter
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._client.info
+
+    def submit(self, request: SequenceRequest) -> EventStream:
+        return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))
+
+    @overload
+    async def call(self, command: SessionCommand) -> SessionAnswer: ...
+
+    @overload
+    async def call(self, command: ImageCommand) -> ImageAnswer: ...
+
+    async def call(self, command: Question) -> Answer:
+        if isinstance(command, SessionCommand):
+            command = msgspec.structs.replace(command, adapter=self._adapter)
+        return await self._client.call(command)

@@ -195,10 +195,10 @@ class ModelClient:
         """Detach the open requests of a session that is being closed, so that they continue without
         it, even on another worker.
         """
-        session_key = (command.session_id, command.tenant, command.adapter)
+        session_key = (command.session_id, command.scope)
         for open_request in self._open_requests.values():
             request = open_request.request
-            if (request.session_id, request.tenant, request.adapter) == session_key:
+            if (request.session_id, request.scope) == session_key:
                 open_request.request = request.without_session(forget=command.forget)
 
     def deliver_events(self, events: Sequence[Event]) -> None:
@@ -318,17 +318,12 @@ class ModelClient:
         token_ids = request.prompt_token_ids
         if not request.is_idle_work:
             for run in tuple(self._read_ahead):
-                if (run.tenant, run.adapter) == (request.tenant, request.adapter) and common_tokens(
-                    run.token_ids.packed, token_ids.packed
-                ) > run.start:
+                common = common_tokens(run.token_ids.packed, token_ids.packed)
+                if run.scope == request.scope and common > run.start:
                     self._read_ahead.remove(run)
         elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:  # not cancelled
             start = event.cache_report.cached_tokens
-            self._read_ahead.append(
-                ReadAheadRun(
-                    tenant=request.tenant, adapter=request.adapter, token_ids=token_ids, start=start
-                )
-            )
+            self._read_ahead.append(ReadAheadRun(**request.scope, token_ids=token_ids, start=start))
 
     def _reclaim_commands(self) -> None:
         """Have the commands without an answer sent again, unless they killed too many workers."""
@@ -454,33 +449,6 @@ class ModelClient:
             self._judge_trial(request_id)
         if action == "resume" and self._isolation.is_untried(request_id):
             self._send_requests()
-
-
-class AdaptedClient:
-    """Implements `WorkerClient` for one LoRA adapter of a model: sends all requests to it."""
-
-    def __init__(self, client: ModelClient, adapter: str) -> None:
-        self._client = client
-        self._adapter = adapter
-
-    @property
-    def info(self) -> ModelInfo:
-        """The model as the last worker reported it; see `ModelClient.info`."""
-        return self._client.info
-
-    def submit(self, request: SequenceRequest) -> EventStream:
-        return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))
-
-    @overload
-    async def call(self, command: SessionCommand) -> SessionAnswer: ...
-
-    @overload
-    async def call(self, command: ImageCommand) -> ImageAnswer: ...
-
-    async def call(self, command: Question) -> Answer:
-        if isinstance(command, SessionCommand):
-            command = msgspec.structs.replace(command, adapter=self._adapter)
-        return await self._client.call(command)
 
 
 @dataclass(slots=True, eq=False)

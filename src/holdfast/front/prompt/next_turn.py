@@ -335,9 +335,7 @@ def read_ahead_request(
         images=images,
         max_tokens=0,
         sampling=SamplingParams(seed=0),
-        tenant=request.tenant,
-        kv_bits=request.kv_bits,
-        session_id=request.session_id,
+        **request.cache_use,
         read_ahead=ReadAhead(known_tokens=known_tokens),
     )
 

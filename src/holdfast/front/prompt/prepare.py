@@ -770,15 +770,13 @@ def _sequences(
             top_logprobs=request.top_logprobs,
             want_prompt_logprobs=request.echo and request.want_logprobs,
             grammar=grammar.text,
-            tenant=request.tenant,
-            kv_bits=request.kv_bits,
+            **request.cache_use,
             service=request.service,
             thinking_budget=thinking_budget,
             predicted_token_ids=predicted_token_ids,
             branch_points=tuple(
                 sorted({*tokens.branch_points, *(each.tokens for each in breakpoint_prefixes)})
             ),
-            session_id=request.session_id,
             is_alternative=index > 0,
         )
         for index in range(request.choices)
