@@ -173,7 +173,7 @@ def examine_quantized(runner: Runner, seed: str) -> dict[str, str]:
     """The equalities with quantized keys and values, as in `Finding.quantized`."""
     runner = in_short_blocks(runner)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
-    forms = probe_kv_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
+    forms = probe_kv_forms(engine, runner, vocab_size=VOCAB_SIZE)
     return {
         kv_bits: (
             f"refused: {forms.refusal(kv_bits)}"

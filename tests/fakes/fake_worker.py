@@ -24,6 +24,7 @@ from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.machine.memory_plan import MemoryPlan
 from holdfast.wire.commands import SequenceRequest, WorkerSettings
 from holdfast.wire.events import ModelInfo
+from holdfast.wire.kv import KVHealth
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.loop.inbox import Inbox, Progress, Pulse
 from holdfast.worker.loop.loop import WorkerLoop
@@ -79,7 +80,7 @@ INFO = ModelInfo(
     compute_dtype="float32",
     context_tokens=1_000_000,
     vocab_size=601,
-    kv_bytes_per_token=1,
+    kv=KVHealth(bits="native", bytes_per_token=1, forms={}, refused={}),
     fixed_bytes_per_sequence=0,
     kv_budget_bytes=10_000_000,
     device="none",

@@ -28,6 +28,7 @@ from holdfast.wire.events import (
     TokensGenerated,
 )
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout
+from holdfast.wire.kv import KVHealth
 from holdfast.wire.requests import TokenIds
 
 IMAGE_START, IMAGE_TOKEN, IMAGE_END = 901, 902, 903  # different from those of any tokenizer
@@ -44,7 +45,7 @@ def model_info(*, context_tokens: int = 200, vocab_size: int = 1000) -> ModelInf
         compute_dtype="float32",
         context_tokens=context_tokens,
         vocab_size=vocab_size,
-        kv_bytes_per_token=1,
+        kv=KVHealth(bits="native", bytes_per_token=1, forms={}, refused={}),
         fixed_bytes_per_sequence=0,
         kv_budget_bytes=1,
         device="cpu",

@@ -50,6 +50,7 @@ from holdfast.wire.events import (
     ModelInfo,
     WorkerStatistics,
 )
+from holdfast.wire.kv import KVHealth
 from holdfast.wire.requests import SamplingParams
 from holdfast.wire.sessions import SessionCommand, SessionInfo
 from tests.fakes import toy_tokenizers
@@ -322,7 +323,7 @@ INFO = ModelInfo(
     compute_dtype="float32",
     context_tokens=2048,
     vocab_size=10,
-    kv_bytes_per_token=8,
+    kv=KVHealth(bits="native", bytes_per_token=8, forms={}, refused={}),
     fixed_bytes_per_sequence=0,
     kv_budget_bytes=1024,
     device="cpu",

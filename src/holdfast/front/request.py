@@ -9,9 +9,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.wire.kv import CacheUse
 from holdfast.wire.requests import (
     SAMPLING_RANGES,
-    CacheUse,
     Pooling,
     RequestId,
     SamplingParams,

@@ -22,9 +22,8 @@ from holdfast.machine.device_memory import Pressure
 from holdfast.machine.memory_plan import ALL_OF_IT, MemoryShare
 from holdfast.wire.cache_map import CacheMapQuestion
 from holdfast.wire.images import ImageCommand, ImageSpan
+from holdfast.wire.kv import CacheScope, CacheUse
 from holdfast.wire.requests import (
-    CacheScope,
-    CacheUse,
     Pooling,
     RequestId,
     SamplingParams,

@@ -7,10 +7,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from holdfast.config import KVBitsChoice
 from holdfast.errors import ModelLoadError, UnusableModel
 from holdfast.wire.cache_map import CacheMap
 from holdfast.wire.images import ImageAnswer, VisionInfo
+from holdfast.wire.kv import CacheUse, KVHealth
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer
 
@@ -350,13 +350,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     compute_dtype: str  # such as float32
     context_tokens: int  # the longest sequence (prompt and answer) that the KV budget can hold
     vocab_size: int
-    kv_bits: KVBitsChoice = "native"  # for requests that do not set it
-    # of one sequence, in layers whose cache grows, for requests that do not set kv_bits
-    kv_bytes_per_token: int
-    kv_bytes_by_bits: dict[str, int] = {}  # the same for each supported kv_bits
-    # `context_tokens` for requests that set kv_bits; "auto": in 8 bits, if the model supports them
+    kv: KVHealth  # of one sequence, in layers whose cache grows
+    # `context_tokens` for requests that choose a precision; "auto": in 8 bits, if supported
     context_tokens_by_bits: dict[str, int] = {}
-    kv_bits_refused: dict[str, str] = {}  # why the model does not support the other values
     fixed_bytes_per_sequence: int  # sliding windows and recurrent states
     kv_budget_bytes: int
     device: str  # name of the device
@@ -388,9 +384,17 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self,
             kv_budget_bytes=change.kv_budget_bytes,
-            context_tokens=context_tokens.get(self.kv_bits, self.context_tokens),
+            context_tokens=context_tokens.get(self.kv.bits, self.context_tokens),
             context_tokens_by_bits=context_tokens,
         )
+
+    def for_request(self, request: CacheUse) -> ModelInfo:
+        """The model with the context that fits if keys and values are held as a request asks:
+        quantized ones take less memory.
+        """
+        bits = self.kv.bits_of(request)
+        context_tokens = self.context_tokens_by_bits.get(bits, self.context_tokens)
+        return msgspec.structs.replace(self, context_tokens=context_tokens)
 
 
 class BudgetChanged(msgspec.Struct, frozen=True, kw_only=True, tag=True):

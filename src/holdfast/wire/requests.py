@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
-
-from holdfast.config import KVBitsChoice
 
 TOKEN_BYTES = 4
 _SMALL_BYTES = 2048  # sequences up to this size are compared as numbers, not by bisection
@@ -92,33 +90,6 @@ Pooling: TypeAlias = Literal["mean", "last"]
 """How hidden states become the embedding of a text: "mean" averages those of all its tokens, "last"
 takes that of its last token.
 """
-
-
-class CacheScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose prefix cache a command uses: KV is shared only within a tenant and an adapter."""
-
-    tenant: str
-    # name of a LoRA adapter of the model; empty: the model itself. In the server, the lease sets it.
-    adapter: str = ""
-
-    @property
-    def scope(self) -> dict[str, str]:
-        """These fields, to compare them, or for another command."""
-        return {"tenant": self.tenant, "adapter": self.adapter}
-
-
-class CacheUse(CacheScope, frozen=True, kw_only=True):
-    """How a request uses the prefix cache."""
-
-    tenant: str = ""
-    session_id: str = ""  # opened by the request if no session of the tenant with that id is open
-    # bits of keys and values; empty: the model's setting. For "" and "auto", the worker decides.
-    kv_bits: KVBitsChoice | Literal[""] = ""
-
-    @property
-    def cache_use(self) -> dict[str, Any]:
-        """These fields, for another request."""
-        return {name: getattr(self, name) for name in CacheUse.__struct_fields__}
 
 
 class ServiceClass(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from holdfast.errors import SessionFailure
-from holdfast.wire.requests import CacheScope
+from holdfast.wire.kv import CacheScope
 
 LONGEST_SESSION_ID = 256
 # those of OpenAI's API

@@ -172,9 +172,11 @@ def test_max_tokens_is_limited_to_the_remaining_window(
 def test_auto_kv_bits_extend_the_context_only_when_needed(
     bundle: TokenizerBundle, kv_bits: Any, prompt: int, asked: int | None, granted: int
 ) -> None:
+    info = model_info(context_tokens=200 if kv_bits == "" else 100)
+    bits = "auto" if kv_bits == "" else "native"
     info = msgspec.structs.replace(
-        model_info(context_tokens=200 if kv_bits == "" else 100),
-        kv_bits="auto" if kv_bits == "" else "native",
+        info,
+        kv=msgspec.structs.replace(info.kv, bits=bits),
         context_tokens_by_bits={"native": 100, "8": 200, "4": 300, "auto": 200},
     )
     prepared = ready(bundle, (1,) * prompt, info=info, max_tokens=asked, kv_bits=kv_bits)

@@ -31,7 +31,7 @@ def engine_of(kind: type[Backend]) -> Engine:
     in_use().prepare(model, mx.float32)
     runner = choose_layout(model, vocab_size=VOCAB_SIZE)
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
-    probe_kv_forms(engine, runner, default="native", vocab_size=VOCAB_SIZE)
+    probe_kv_forms(engine, runner, vocab_size=VOCAB_SIZE)
     return engine
 
 

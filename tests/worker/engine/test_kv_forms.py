@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.config import ModelSettings
 from holdfast.errors import InvalidRequest
 from holdfast.worker.engine import views
 from holdfast.worker.engine.engine import Engine, KVCosts
@@ -32,7 +33,9 @@ def wide_runner() -> Runner:
 
 def forms_of(**settings: Any) -> KVForms:
     engine = Engine(wide_runner(), vocab_size=VOCAB_SIZE)
-    return probe_kv_forms(engine, wide_runner(), vocab_size=VOCAB_SIZE, **settings)
+    forms = probe_kv_forms(engine, wide_runner(), vocab_size=VOCAB_SIZE)
+    forms.choose_default(ModelSettings(**settings))
+    return forms
 
 
 FORMS = KVForms(
@@ -61,7 +64,7 @@ def chosen(
 
 
 def test_auto_is_native_while_memory_lasts() -> None:
-    forms = forms_of(default="auto")
+    forms = forms_of(kv_bits="auto")
     assert chosen(forms, "") == "native"
     for eight in range(0, 401, 50):
         assert chosen(forms, "", eight=eight) == "native"
@@ -69,8 +72,8 @@ def test_auto_is_native_while_memory_lasts() -> None:
     assert chosen(forms, "4") == "4"
     assert chosen(forms, "8") == "8"
     assert chosen(forms, "", eight=400) == "native", "somebody has asked for 8 bits"
-    assert chosen(forms_of(default="8"), "", is_short=True) == "8"
-    assert chosen(forms_of(default="native"), "", is_short=True, eight=300) == "native"
+    assert chosen(forms_of(kv_bits="8"), "", is_short=True) == "8"
+    assert chosen(forms_of(kv_bits="native"), "", is_short=True, eight=300) == "native"
 
 
 @given(
@@ -90,14 +93,14 @@ def test_the_form_depends_only_on_the_current_pressure(
 
 
 def test_after_a_shortage_an_8_bit_conversation_is_native_again() -> None:
-    forms = forms_of(default="auto")
+    forms = forms_of(kv_bits="auto")
     assert chosen(forms, "", is_short=True) == "8"
     assert chosen(forms, "", fitting=("8",)) == "8"
     assert chosen(forms, "", eight=400) == "native"
 
 
 def test_during_a_shortage_a_large_native_prefix_decides() -> None:
-    forms = forms_of(default="auto")
+    forms = forms_of(kv_bits="auto")
     assert chosen(forms, "", is_short=True, native=201) == "native"
     assert chosen(forms, "", is_short=True, native=200) == "8"
     assert chosen(forms, "", is_short=True, native=300, eight=300) == "8"
@@ -105,15 +108,15 @@ def test_during_a_shortage_a_large_native_prefix_decides() -> None:
 
 
 def test_a_request_that_fits_only_in_8_bits_gets_8_bits() -> None:
-    forms = forms_of(default="auto")
+    forms = forms_of(kv_bits="auto")
     assert chosen(forms, "", fitting=("8",), native=399) == "8"
     assert chosen(forms, "", fitting=()) == "8", "the refusal names what it needs in 8 bits"
     assert chosen(forms, "native", fitting=("8",)) == "native"
-    assert chosen(forms_of(default="native"), "", fitting=("8",)) == "native"
+    assert chosen(forms_of(kv_bits="native"), "", fitting=("8",)) == "native"
 
 
 def test_all_forms_of_a_sound_model_are_possible() -> None:
-    forms = forms_of(default="native")
+    forms = forms_of(kv_bits="native")
     assert [forms.refusal(kv_bits) for kv_bits in BITS] == [""] * len(BITS)
 
 
@@ -129,7 +132,7 @@ def test_a_form_with_wrong_results_is_refused_and_native_used(
         return tuple(-array if array.dtype != views.mx.uint32 else array for array in arrays)
 
     monkeypatch.setattr(QuantizedKV, "_codes_of_native", wrong)
-    forms = forms_of(default="8")
+    forms = forms_of(kv_bits="8")
     assert forms.default_now == "native"
     assert "kv_bits 8: its results are wrong" in forms.warnings[0]
     assert chosen(forms, "4") == "4"
@@ -142,7 +145,7 @@ def test_an_untestable_form_fails_only_requests_for_it() -> None:
     def fail(kv_bits: str) -> str:
         raise RuntimeError("out of memory")
 
-    forms = forms_of(default="native")
+    forms = forms_of(kv_bits="native")
     forms.test_form = fail
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="RuntimeError: out of memory"):

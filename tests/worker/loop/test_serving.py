@@ -158,7 +158,7 @@ def test_the_context_of_auto_is_that_of_8_bits(tmp_path: Path, kv_bits: Any, sho
 def test_without_quantization_the_context_of_auto_is_native(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "model", "llama", changes={**WIDE, "head_dim": 24})
     info = build(folder, model=ModelSettings(kv_bits="auto", memory_bytes=4_000_000))
-    assert info.kv_bits_refused["8"]
+    assert info.kv.refused["8"]
     assert info.context_tokens == info.context_tokens_by_bits["auto"] < 16_384
     assert info.context_tokens == info.context_tokens_by_bits["native"]
 

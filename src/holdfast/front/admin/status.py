@@ -30,6 +30,7 @@ from holdfast.store.folder import is_folder
 from holdfast.store.inspect import ModelHoldings, list_store, summarize_store
 from holdfast.store.maintenance import store_limits
 from holdfast.wire.events import ModelInfo, WaitReason
+from holdfast.wire.kv import KVHealth
 
 _STOPPING = "stopping"
 
@@ -119,21 +120,6 @@ class WaitingRequest(Struct, frozen=True, kw_only=True):
     id: str | None
     waits_for: WaitReason
     age_seconds: float
-
-
-class KVHealth(Struct, frozen=True, kw_only=True):
-    """The precision in which sequences of a model hold keys and values.
-
-    `bits` is the value of `kv_bits` for requests that do not set it, and `bytes_per_token` the
-    memory that a token then takes (for `auto`: while memory does not run short). `forms` has the
-    bytes per token for each value that a request can choose; `refused` has the reason for each
-    value that the model does not support.
-    """
-
-    bits: str
-    bytes_per_token: int
-    forms: dict[str, int]
-    refused: dict[str, str]
 
 
 class VisionHealth(Struct, frozen=True, kw_only=True):
@@ -335,9 +321,9 @@ def _fields_of_loaded(info: ModelInfo) -> dict[str, Any]:
     return {
         "layout": info.layout,
         "layout_reason": info.layout_reason,
-        "kv_bytes_per_token": info.kv_bytes_per_token,
+        "kv_bytes_per_token": info.kv.bytes_per_token,
         "fixed_bytes_per_sequence": info.fixed_bytes_per_sequence,
-        "kv": _kv_health(info),
+        "kv": info.kv,
         "speculation_refused": info.speculation_refused or None,
         "vision": _vision_health(info),
     }
@@ -349,13 +335,4 @@ def _vision_health(info: ModelInfo) -> VisionHealth | None:
         return None
     return VisionHealth(
         refused=info.vision.refused or None, reuse_refused=info.vision.reuse_refused or None
-    )
-
-
-def _kv_health(info: ModelInfo) -> KVHealth:
-    return KVHealth(
-        bits=info.kv_bits,
-        bytes_per_token=info.kv_bytes_per_token,
-        forms=info.kv_bytes_by_bits,
-        refused=info.kv_bits_refused,
     )

@@ -147,15 +147,16 @@ def with_model_defaults(
 def answer_tokens_of(request: GenerationRequest, *, prompt_tokens: int, info: ModelInfo) -> int:
     """The length of the longest answer: that of the request, or the longest that fits.
 
-    With `kv_bits` auto, an answer that the request does not limit, or by more than fits, is
-    limited to the length that fits without quantization, if that is enough for an ordinary answer.
+    If the worker chooses the precision (`auto`), an answer that the request does not limit, or by
+    more than fits, is limited to the length that fits without quantization, if that is enough for
+    an ordinary answer.
     """
     remaining_tokens = info.context_tokens - prompt_tokens
     if request.max_tokens is not None and request.max_tokens <= remaining_tokens:
         return request.max_tokens
     native_tokens = info.context_tokens_by_bits.get("native", info.context_tokens)
     native_remaining_tokens = native_tokens - prompt_tokens
-    is_auto = (request.kv_bits or info.kv_bits) == "auto"
+    is_auto = info.kv.bits_of(request) == "auto"
     return (
         native_remaining_tokens
         if is_auto and native_remaining_tokens >= planned_answer_tokens(native_tokens)

@@ -135,10 +135,7 @@ def prepare(
 
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
     """
-    # quantized keys and values take less memory, so the context that fits is longer
-    if request.kv_bits in info.context_tokens_by_bits:
-        context_tokens = info.context_tokens_by_bits[request.kv_bits]
-        info = msgspec.structs.replace(info, context_tokens=context_tokens)
+    info = info.for_request(request)
     sampling = _checked_sampling(request, bundle, limits=limits, vocab_size=info.vocab_size)
     prompt = request.prompt if prompt is None else prompt
     grammar_of = partial(answer_grammar, request, bundle.dialect, limits=limits, tools=tools)

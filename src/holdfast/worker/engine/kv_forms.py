@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from holdfast.config import KVBitsChoice
+from holdfast.config import KVBitsChoice, ModelSettings
 from holdfast.errors import InvalidRequest
 from holdfast.wire.commands import SequenceRequest
+from holdfast.wire.kv import KVHealth
 from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, KVBits
 
 if TYPE_CHECKING:  # this module imports MLX, which is not needed here at run time
@@ -33,9 +34,9 @@ class KVForms:
     are wrong, or an empty text. warnings: one if the configured default is not supported.
     """
 
-    default: KVBitsChoice
     costs: Mapping[KVBits, KVCosts]
     refused: dict[KVBits, str]
+    default: KVBitsChoice = "native"
     test_form: Callable[[KVBits], str] = lambda kv_bits: ""
     warnings: tuple[str, ...] = ()
     _tested: set[KVBits] = field(default_factory=set)
@@ -54,6 +55,30 @@ class KVForms:
         if kv_bits in self.costs:
             return self.refused.get(kv_bits, "")
         return self.refused.get(kv_bits, "only native keys and values are supported")
+
+    def choose_default(self, settings: ModelSettings) -> None:
+        """Use the form of the settings, or the native one, with a warning, if that is refused."""
+        form = AUTO_WHEN_SHORT if settings.kv_bits == "auto" else settings.kv_bits
+        reason = "" if form == "native" else self.refusal(form)
+        if not reason or settings.kv_bits == "auto":
+            self.default = settings.kv_bits
+        else:
+            self.warnings = (
+                f"keys and values are not quantized, although the setting is kv_bits {form}: {reason}",
+            )
+
+    def health(self) -> KVHealth:
+        """What the worker reports about the forms."""
+        return KVHealth(
+            bits=self.default,
+            bytes_per_token=self.costs[self.default_now].bytes_per_token,
+            forms={
+                form: each.bytes_per_token
+                for form, each in self.costs.items()
+                if form not in self.refused
+            },
+            refused=dict(self.refused.items()),
+        )
 
     @property
     def default_now(self) -> KVBits:
@@ -123,4 +148,4 @@ class KVForms:
         return "native" if is_mostly_native else AUTO_WHEN_SHORT
 
 
-ONLY_NATIVE = KVForms(default="native", costs={}, refused={})
+ONLY_NATIVE = KVForms(costs={}, refused={})

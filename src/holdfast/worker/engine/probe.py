@@ -40,7 +40,6 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.config import KVBitsChoice
 from holdfast.errors import ModelLoadError
 from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
@@ -63,7 +62,7 @@ from holdfast.worker.engine.mlx_lm_patches import patch
 from holdfast.worker.engine.plan import Span
 from holdfast.worker.engine.sequence import EngineSequence, SequenceSpan
 from holdfast.worker.engine.views import StepContext
-from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, BITS, KVBits
+from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.kv.layer import Layer
 from holdfast.worker.kv.live import LiveState
 from holdfast.worker.kv.quantized import wrong_over_slices
@@ -242,9 +241,7 @@ def why_form_is_unusable(form: KVBits, runner: Runner, *, vocab_size: int) -> st
     )
 
 
-def probe_kv_forms(
-    engine: Engine, runner: Runner, *, default: KVBitsChoice, vocab_size: int
-) -> KVForms:
+def probe_kv_forms(engine: Engine, runner: Runner, *, vocab_size: int) -> KVForms:
     """Which forms of keys and values a model supports, and the memory of each. Device thread only."""
     native = engine.measure_costs()
     costs: dict[KVBits, KVCosts] = {"native": native}
@@ -255,20 +252,11 @@ def probe_kv_forms(
         reason = runner.refusal()
     if not reason:
         costs |= {form: engine.measure_costs(form) for form in BITS}
-    forms = KVForms(
-        default=default,
+    return KVForms(
         costs=costs,
         refused=dict.fromkeys(BITS, reason) if reason else {},
         test_form=partial(why_form_is_unusable, runner=runner, vocab_size=vocab_size),
     )
-    default_form = AUTO_WHEN_SHORT if default == "auto" else default
-    if default_form != "native" and forms.refusal(default_form) and default != "auto":
-        forms.default = "native"
-        forms.warnings = (
-            f"keys and values are not quantized, although the setting is kv_bits {default_form}: "
-            f"{forms.refusal(default_form)}",
-        )
-    return forms
 
 
 def warnings_about(runner: Runner) -> tuple[str, ...]:

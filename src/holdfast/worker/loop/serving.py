@@ -206,7 +206,7 @@ class _Probed:
 
     @property
     def costs(self) -> KVCosts:
-        """The memory of a sequence without `kv_bits`, without memory pressure."""
+        """The memory of a sequence that does not choose its form, without memory pressure."""
         return self.forms.costs[self.forms.default_now]
 
     @property
@@ -312,7 +312,8 @@ def _load_and_probe(settings: WorkerSettings, progress: Progress) -> _Probed:
     choose_mixing(runner, vocab_size=loaded.vocab_size)
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
-    forms = probe_kv_forms(engine, runner, default=model.kv_bits, vocab_size=loaded.vocab_size)
+    forms = probe_kv_forms(engine, runner, vocab_size=loaded.vocab_size)
+    forms.choose_default(model)
     choose_sharing(runner)
     return _Probed(
         loaded=loaded,
@@ -495,15 +496,8 @@ def _model_info(
         own_context_tokens=loaded.own_context_tokens,
         vocab_size=loaded.vocab_size,
         fingerprint=fingerprint,
-        kv_bits=forms.default,
-        kv_bytes_per_token=probed.costs.bytes_per_token,
+        kv=forms.health(),
         context_tokens_by_bits=context_tokens_by_form,
-        kv_bytes_by_bits={
-            name: each.bytes_per_token
-            for name, each in forms.costs.items()
-            if name not in forms.refused
-        },
-        kv_bits_refused=dict(forms.refused.items()),
         fixed_bytes_per_sequence=probed.costs.fixed_bytes,
         kv_budget_bytes=memory.plan.kv_bytes,
         device=machine.device_name or machine.device,
@@ -537,8 +531,8 @@ def _vision_info(loaded: LoadedModel) -> VisionInfo | None:
 
 
 def _contexts_that_fit(probed: _Probed, memory: WorkerMemory) -> dict[str, int]:
-    """The longest context, in tokens, whose KV fits the memory, for each supported value of
-    `kv_bits`. Logs a warning if that is less than the model's context.
+    """The longest context, in tokens, whose KV fits the memory, for each supported form
+    of keys and values. Logs a warning if that is less than the model's context.
     """
     context_tokens = probed.loaded.context_tokens
     context_tokens_by_form = probed.contexts_of(memory.plan.kv_bytes)

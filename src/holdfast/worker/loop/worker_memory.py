@@ -118,7 +118,7 @@ def contexts_that_fit(
     for form, kv_costs in forms.costs.items():
         costs = sequence_costs(kv_costs, draft)
         context_tokens[form] = costs.longest_sequence(kv_bytes, most_tokens=most_tokens)
-    # with kv_bits = "auto", a sequence that does not fit natively is quantized
+    # "auto": a sequence that does not fit natively is quantized
     auto_tokens = context_tokens["native"]
     if auto_tokens < most_tokens and not forms.refusal(AUTO_WHEN_SHORT):
         auto_tokens = max(auto_tokens, context_tokens[AUTO_WHEN_SHORT])
