@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from holdfast.config import LogSettings
 from holdfast.front.run.ready_message import OPEN, ReadyServer, announce, lan_addresses
 from holdfast.wire.events import CacheFigures, StoreFigures
 from tests.fakes.fake_worker import INFO
+from tests.fakes.scripted_gateway import model_status
 
 
 @pytest.mark.parametrize("listens_on", ["0.0.0.0", "::"])
@@ -28,13 +30,16 @@ def test_lan_addresses_are_reachable_and_valid_in_a_url(listens_on: str) -> None
 
 READY = ReadyServer(
     url="http://127.0.0.1:8321",
-    model="demo",
-    info=INFO,
+    models=[model_status(id="demo", info=INFO)],
     ready_seconds=1.234,
     needs_key=False,
     store_folder="",
     cache=CacheFigures(),
 )
+
+
+def with_model(**facts: Any) -> ReadyServer:
+    return replace(READY, models=[replace(READY.model, **facts)])
 
 
 def test_the_block_shows_the_address_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +53,7 @@ def test_the_block_shows_the_address_and_an_example(capsys: pytest.CaptureFixtur
 
 
 def test_the_example_for_a_base_model_completes_a_text(capsys: pytest.CaptureFixture[str]) -> None:
-    announce(replace(READY, can_chat=False), LogSettings())
+    announce(with_model(can_chat=False), LogSettings())
     shown = capsys.readouterr().out
     words = shlex.split(shown[shown.index("curl") :].replace("\\\n", " "))
     assert words[1] == "http://127.0.0.1:8321/v1/completions"
@@ -138,7 +143,9 @@ def test_the_block_shows_warnings_about_the_model(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     announce(
-        replace(READY, info=msgspec.structs.replace(INFO, warnings=(WARNING,)), log_file="/a/log"),
+        replace(
+            with_model(info=msgspec.structs.replace(INFO, warnings=(WARNING,))), log_file="/a/log"
+        ),
         LogSettings(),
     )
     assert f"warning: {WARNING}" in capsys.readouterr().out.splitlines()
@@ -149,5 +156,10 @@ def test_the_block_names_the_draft_model(capsys: pytest.CaptureFixture[str]) -> 
     announce(READY, LogSettings())
     assert "draft model" not in capsys.readouterr().out
     info = msgspec.structs.replace(INFO, draft_model="small")
-    announce(replace(READY, info=info), LogSettings())
+    announce(with_model(info=info), LogSettings())
     assert "draft model  small" in capsys.readouterr().out
+
+
+def test_the_block_names_the_adapters_as_requests_do(capsys: pytest.CaptureFixture[str]) -> None:
+    announce(with_model(adapters=("sql", "tone")), LogSettings())
+    assert "adapters  demo:sql, demo:tone" in capsys.readouterr().out

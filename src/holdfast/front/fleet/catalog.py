@@ -43,6 +43,7 @@ from holdfast.models.draft_pairs import check_speculation, drafts_for_itself
 from holdfast.models.hub import ModelSource
 from holdfast.models.loadable import can_chat, check_loadable
 from holdfast.models.model_folder import WEIGHT_FILES, can_see, known_context_tokens
+from holdfast.models.weight_files import checked_tensor_bytes
 from holdfast.wire.requests import SAMPLING_RANGES
 
 FILE_NAME = "models.toml"
@@ -113,9 +114,26 @@ class CatalogEntry:
         # a link in the Hub's cache may be broken
         return sum(file.stat().st_size for file in folder.glob(WEIGHT_FILES) if file.exists())
 
+    def checked_bytes(self, folder: Path) -> int:
+        """The size of the weights of the model in `folder`, with those of its adapters. Raises
+        ModelLoadError if files are missing or damaged.
+        """
+        adapters = checked_adapters(self.model.adapters)
+        return checked_tensor_bytes(folder) + sum(each.tensor_bytes for each in adapters)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the model and of the model with each of its adapters."""
+        return tuple(map(self.with_adapter, ("", *self.adapters)))
+
     def with_adapter(self, adapter: str) -> str:
         """The id of the model with an adapter; with an empty name, of the model itself."""
         return f"{self.name}{SEPARATOR}{adapter}" if adapter else self.name
+
+
+def base_name(name: str) -> str:
+    """The name of the model in a name with an adapter; empty if it is none."""
+    return name.rpartition(SEPARATOR)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +204,7 @@ class Catalog:
 
     def unknown(self, name: str) -> UnknownModel:
         """The error for a name that is not the name or alias of any model."""
-        ids = [
-            entry.with_adapter(adapter)
-            for entry in self.entries
-            for adapter in ("", *entry.adapters)
-        ]
+        ids = [each for entry in self.entries for each in entry.ids]
         aliases = (alias for alias in self._by_name if alias not in ids)
         why = self.why_excluded(name)
         return UnknownModel(model=name, available=(*ids, *aliases), why=why)
@@ -511,7 +525,7 @@ def _without_clashes(
     excluded = []
     for entry in entries:
         reason = ""
-        adapter_ids = [entry.with_adapter(adapter) for adapter in entry.adapters]
+        adapter_ids = entry.ids[1:]
         for alias in (*entry.aliases, *adapter_ids):
             noun = "adapter" if alias in adapter_ids else "alias"
             if alias in names:

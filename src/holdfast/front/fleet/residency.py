@@ -17,7 +17,7 @@ import logging
 import math
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -43,6 +43,7 @@ from holdfast.machine import memory_plan
 from holdfast.machine.clocks import awake_timeout
 from holdfast.machine.device_memory import DeviceMemory, memory_report
 from holdfast.machine.memory_plan import MemoryShare
+from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
 from holdfast.wire.commands import SchedulerLimits, SequenceRequest, WorkerSettings
@@ -111,6 +112,19 @@ class ModelStatus:
     def input_modalities(self) -> tuple[str, ...]:
         """What the model takes: `text`, and `image` if it can be given images."""
         return ("text", "image") if self.can_see else ("text",)
+
+    def variants(self) -> list[ModelStatus]:
+        """This model, followed by the model with each of its adapters, as requests name them."""
+        return [self, *map(self._with_adapter, self.adapters)]
+
+    def _with_adapter(self, adapter: str) -> ModelStatus:
+        return replace(
+            self,
+            id=f"{self.id}{SEPARATOR}{adapter}",
+            aliases=tuple(f"{alias}{SEPARATOR}{adapter}" for alias in self.aliases),
+            adapters=(),
+            parent=self.id,
+        )
 
 
 class Residency:

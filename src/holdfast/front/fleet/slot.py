@@ -99,7 +99,7 @@ class ModelFiles:
     """Where a model's files are, and what the front needs to know from them."""
 
     folder: Path
-    weight_bytes: int = 0  # with adapters and draft model; 0: not measured
+    weight_bytes: int = 0  # of all that is loaded with it; 0: not measured
     sampling: Mapping[str, float] = field(default_factory=dict)  # as the model recommends
     draft: LocalModel | None = None  # None: no draft model
     can_chat: bool = True  # whether the model has a chat template

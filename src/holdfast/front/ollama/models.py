@@ -25,7 +25,7 @@ from holdfast.errors import (
     UnusableModel,
     WorkerUnavailable,
 )
-from holdfast.front.fleet.catalog import CatalogEntry
+from holdfast.front.fleet.catalog import CatalogEntry, base_name
 from holdfast.front.fleet.library import Library, Pull, PullStep
 from holdfast.front.fleet.residency import ModelStatus
 from holdfast.front.ollama.answer import OllamaAnswer, encode_line, ollama_error, timestamp
@@ -45,7 +45,6 @@ from holdfast.front.server.request import json_response, read_json
 from holdfast.front.server.services import Services, base_model_id, model_of, served_models
 from holdfast.front.server.streams import run_unless_disconnected
 from holdfast.front.telemetry.request_log import RECORD, RequestRecord
-from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.download import hub_source
 from holdfast.models.hub import ModelSource
 
@@ -106,15 +105,13 @@ def served_model(name: str | None, services: Services) -> ModelStatus:
             return models[model_id]
     reasons = map(services.models.catalog().why_excluded, spellings(requested_name))
     why = next(filter(None, reasons), "")
-    raise not_found(requested_name, suggestions=_known_adapters(requested_name, services), why=why)
+    raise not_found(requested_name, suggestions=_ids_of_base(requested_name, services), why=why)
 
 
-def _known_adapters(name: str, services: Services) -> tuple[str, ...]:
-    """Return the names that a client may use instead, if `name` is a served model with an unknown
-    adapter: the model and its adapters. Otherwise empty.
-    """
-    entry = named_entry(name.rpartition(SEPARATOR)[0], services)
-    return () if entry is None else tuple(map(entry.with_adapter, ("", *entry.adapters)))
+def _ids_of_base(name: str, services: Services) -> tuple[str, ...]:
+    """Return the ids that a client may use instead of an unknown variant of a served model."""
+    entry = named_entry(base_name(name), services)
+    return () if entry is None else entry.ids
 
 
 def not_found(name: str, *, suggestions: Sequence[str] = (), why: str = "") -> RequestRefused:

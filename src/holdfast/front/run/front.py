@@ -42,7 +42,6 @@ from holdfast.front.telemetry.logs import (
 )
 from holdfast.machine.device_memory import return_large_blocks
 from holdfast.machine.memory_plan import MemoryShare
-from holdfast.models.adapter_folder import SEPARATOR, checked_adapters
 from holdfast.models.chat_templates import template_sources
 from holdfast.models.download import resolve_model
 from holdfast.models.draft_pairs import LocalModel, draft_of
@@ -202,8 +201,7 @@ class Front:
             )
         if len(entries) == 1:  # the size matters only if there are several models
             return ModelFiles(folder=folder, draft=draft, sampling=sampling, can_chat=has_template)
-        weight_bytes = checked_tensor_bytes(folder)
-        weight_bytes += sum(each.tensor_bytes for each in checked_adapters(entry.model.adapters))
+        weight_bytes = entry.checked_bytes(folder)
         if draft is not None:
             weight_bytes += checked_tensor_bytes(draft.folder)
         return ModelFiles(
@@ -341,10 +339,7 @@ class Front:
         needs_key: bool = app.state.services.needs_key
         ready = ReadyServer(
             url=url,
-            model=first_model.id,
-            info=first_model.info,
-            models={status.id: status.state for status in statuses},
-            adapters=tuple(f"{first_model.id}{SEPARATOR}{name}" for name in first_model.adapters),
+            models=statuses,
             ready_seconds=time.monotonic() - self._started_at,
             needs_key=needs_key,
             store_folder=self._settings.store.folder,
@@ -352,7 +347,6 @@ class Front:
             is_open=not needs_key and not is_loopback(listens_on),
             cache=None if figures is None else figures.cache,
             log_file=self._log_path,
-            can_chat=first_model.can_chat,
         )
         self._was_ready = True
         announce(ready, self._settings.log)

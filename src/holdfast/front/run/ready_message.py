@@ -5,12 +5,13 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import psutil
 
 from holdfast.config import LogSettings
+from holdfast.front.fleet.residency import ModelStatus
 from holdfast.wire.events import CacheFigures, ModelInfo
 
 logger = logging.getLogger("holdfast.front.run")
@@ -28,10 +29,7 @@ class ReadyServer:
     """The facts that a user needs when the server is ready."""
 
     url: str
-    model: str  # the first model, for requests that name none
-    info: ModelInfo | None  # about the first model; None: not loaded yet
-    models: Mapping[str, str] = field(default_factory=dict)  # state by name
-    adapters: tuple[str, ...] = ()  # of the first model, as requests name them
+    models: Sequence[ModelStatus]  # the first one is for requests that name none
     ready_seconds: float
     needs_key: bool
     store_folder: str  # empty: the cache is in RAM only
@@ -39,7 +37,16 @@ class ReadyServer:
     lan_urls: tuple[str, ...] = ()  # for other machines, if it listens on all addresses
     log_file: str = ""  # empty: there is none
     is_open: bool = False  # reachable from other machines without a key
-    can_chat: bool = True  # whether the first model has a chat template, as far as is known
+
+    @property
+    def model(self) -> ModelStatus:
+        """The model for requests that name none."""
+        return self.models[0]
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """About the first model; None: it is not loaded yet."""
+        return self.model.info
 
 
 def announce(ready: ReadyServer, log: LogSettings) -> None:
@@ -51,7 +58,7 @@ def announce(ready: ReadyServer, log: LogSettings) -> None:
         urls = ", ".join((ready.url, *ready.lan_urls))
         served = f"models {_names(ready)}"
         if ready.info is not None:
-            served = f"model {ready.model}, layout {ready.info.layout}"
+            served = f"model {ready.model.id}, layout {ready.info.layout}"
         logger.info("ready in %.2f s: %s, at %s", ready.ready_seconds, served, urls)
         for warning in warnings:
             logger.warning("%s", warning)
@@ -85,7 +92,7 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
         kv = f"{info.kv_budget_bytes / 2**30:,.2f} GiB"
         layout = info.layout if info.layout == "rows" else f"{info.layout} ({info.layout_reason})"
         rows += [
-            ("model", f"{ready.model} ({info.model_type}, {parameters}, {info.compute_dtype})"),
+            ("model", f"{ready.model.id} ({info.model_type}, {parameters}, {info.compute_dtype})"),
             ("context", f"{context}; up to {kv} for the KV cache"),
             ("layout", layout),
             *([("draft model", info.draft_model)] if info.draft_model else []),
@@ -95,8 +102,9 @@ def _rows(ready: ReadyServer) -> list[tuple[str, str]]:
             rows.append(("BLAS", info.blas))
     if len(ready.models) > 1 or info is None:
         rows.append(("models", f"{_names(ready)}; each is loaded on its first request"))
-    if ready.adapters:
-        rows.append(("adapters", ", ".join(ready.adapters)))
+    if ready.model.adapters:
+        ids = [each.id for each in ready.model.variants()[1:]]
+        rows.append(("adapters", ", ".join(ids)))
     rows.append(("store", _store(ready)))
     if ready.log_file:
         rows.append(("log", ready.log_file))
@@ -116,8 +124,8 @@ def context_text(tokens: int, *, own_tokens: int) -> str:
 def _names(ready: ReadyServer) -> str:
     """The names of the first models, each with its state unless that is `unloaded`."""
     shown = [
-        name if state == "unloaded" else f"{name} ({state})"
-        for name, state in list(ready.models.items())[:_MAX_SHOWN_MODELS]
+        each.id if each.state == "unloaded" else f"{each.id} ({each.state})"
+        for each in ready.models[:_MAX_SHOWN_MODELS]
     ]
     if more := len(ready.models) - len(shown):
         shown.append(f"{more:,} more")
@@ -146,11 +154,11 @@ def _example(ready: ReadyServer) -> str:
     """A curl command that sends the server a first request."""
     key = ' -H "Authorization: Bearer $HOLDFAST_SERVER_API_KEY"' if ready.needs_key else ""
     path, text = "completions", '"prompt": "Once upon a time"'
-    if ready.can_chat:
+    if ready.model.can_chat:
         path, text = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     return (
         f"curl {ready.url}/v1/{path}{key} -H 'Content-Type: application/json' \\\n  -d "
-        f'\'{{"model": "{ready.model}", {text}}}\''
+        f'\'{{"model": "{ready.model.id}", {text}}}\''
     )
 
 

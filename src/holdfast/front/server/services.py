@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
 
@@ -31,7 +31,6 @@ from holdfast.front.telemetry.log_ring import LogRing
 from holdfast.front.telemetry.metrics import Metrics
 from holdfast.front.telemetry.request_log import RequestRecord, current_record
 from holdfast.front.telemetry.traces import Traces
-from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.wire.events import WorkerStatistics
 
 RequestState: TypeAlias = Literal["waiting", "reading", "writing", "abandoned"]
@@ -236,8 +235,7 @@ def needs_load(services: Services, model_id: str) -> bool:
 
 
 def model_of(services: Services, name: str | None) -> str:
-    """The id of the model that a client names, with the adapter if the name includes one; without a
-    name, the first model.
+    """The id of what a client names (`Catalog.named`); without a name, that of the first model.
 
     An alias of `server.model_aliases` has the form `PATTERN=MODEL`; without MODEL, it stands for
     the first model. A name that no model or alias has is returned unchanged.
@@ -256,37 +254,24 @@ def model_of(services: Services, name: str | None) -> str:
 
 
 def base_model_id(services: Services, model_id: str) -> str:
-    """The id of the model itself, if `model_id` is the id of one of its adapters."""
+    """The id of the model that is loaded for requests to `model_id`."""
     model = services.models.catalog().named(model_id)
     return model_id if model is None else model.entry.name
 
 
 def served_models(services: Services) -> list[ModelStatus]:
-    """The models that requests may name: each model, followed by its adapters. Removed models that
-    are still unloading are left out.
-    """
+    """The models that requests may name. Removed models that are still unloading are left out."""
     catalog = services.models.catalog()
-    served: list[ModelStatus] = []
-    for model in services.models.statuses():
-        if catalog.find(model.id) is not None:
-            served.append(model)
-            served += [_as_adapter(model, adapter) for adapter in model.adapters]
-    return served
-
-
-def _as_adapter(model: ModelStatus, adapter: str) -> ModelStatus:
-    """The status of a model, with the id and aliases of one of its adapters."""
-    return replace(
-        model,
-        id=f"{model.id}{SEPARATOR}{adapter}",
-        aliases=tuple(f"{alias}{SEPARATOR}{adapter}" for alias in model.aliases),
-        adapters=(),
-        parent=model.id,
-    )
+    return [
+        variant
+        for model in services.models.statuses()
+        if catalog.find(model.id) is not None
+        for variant in model.variants()
+    ]
 
 
 def named_model(services: Services, name: str) -> ModelStatus:
-    """The model or adapter with this name. Raises UnknownModel."""
+    """The status of what a client names. Raises UnknownModel."""
     model_id = model_of(services, name)
     for model in served_models(services):
         if model.id == model_id:
