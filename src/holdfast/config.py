@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
 
@@ -292,6 +292,10 @@ class ModelSettings:
     startup_seconds: float = _setting(
         600.0, "How long a worker may take to load its model.", limits=POSITIVE
     )
+
+    def of_base_model(self, **changes: Any) -> ModelSettings:
+        """These settings for a model without adapters."""
+        return replace(self, adapters=(), **changes)
 
 
 DEFAULT_MODEL = ModelSettings()

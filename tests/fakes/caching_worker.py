@@ -27,6 +27,7 @@ from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine import sequence
 from holdfast.worker.engine.constraints import Constraints
 from holdfast.worker.engine.engine import Engine, KVCosts
+from holdfast.worker.engine.fingerprint import Fingerprints
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.plan import BLOCK_TOKENS, CopyPolicy, SpanResult
@@ -163,7 +164,7 @@ class CachingWorker:
         self.index = PrefixIndex(
             fingerprint=fingerprint, ram_budget_bytes=ram_bytes, disk=self.store
         )
-        self._adapters = adapters or {}
+        self.fingerprints = Fingerprints(fingerprint, adapters or {})
         self._speculates = speculates
         self.draft_model = draft_model
         self.cache = PrefixCache(
@@ -171,7 +172,7 @@ class CachingWorker:
             store=self.store,
             payloads=PayloadFormat(model=costs.form),
             most_parked_bytes=most_parked_bytes,
-            adapters=self._adapters,
+            fingerprints=self.fingerprints,
         )
         self.sessions = SessionService(
             self.cache,
@@ -226,7 +227,7 @@ class CachingWorker:
             sessions=self.sessions,
             memory=self.memory,
             model=ModelOptions(
-                adapters=self._adapters,
+                fingerprints=self.fingerprints,
                 forms=self.forms,
                 speculates=self._speculates,
                 draft_model=self.draft_model,

@@ -294,7 +294,7 @@ class LinkChecks(Part):
         if not request.is_kept or request.is_idle_work:
             return
         if request.session_id and life.worker is not None and life.worker.cache is not None:
-            tenant = life.worker.cache.tenant_of(request)
+            tenant = life.worker.cache.fingerprints.cache_tenant(request)
             named = (life.worker.name, request.session_id, tenant)
             self.sessions.setdefault(named, self.world.now)
         tokens = np.array([*request.prompt_token_ids, *answer])
@@ -420,7 +420,7 @@ class LinkChecks(Part):
         if worker is None or worker.cache is None:
             return
         model = worker.name
-        tenant = worker.cache.tenant_of(command)
+        tenant = worker.cache.fingerprints.cache_tenant(command)
         if isinstance(command, SessionCommand) and command.operation == "close":
             self.closed[model, tenant, command.session_id] = self.world.now
             return

@@ -26,6 +26,7 @@ from holdfast.wire.events import ModelInfo
 from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine import code_attention
 from holdfast.worker.engine.engine import Engine, KVCosts
+from holdfast.worker.engine.fingerprint import Fingerprints
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import BITS, KVBits
@@ -272,6 +273,10 @@ def _build(
         mixes_chunks=True,
     )
     fingerprint = fingerprint_of(weights)
+    fingerprints = Fingerprints(
+        fingerprint,
+        {each: fingerprint_of(weights.with_adapter(each)) for each, _ in weights.adapters},
+    )
     store = None
     if settings.store.folder:
         store = BlockStore(
@@ -286,9 +291,7 @@ def _build(
         store=store,
         payloads=PayloadFormat(model=native.form),
         most_parked_bytes=settings.store.ram_bytes,
-        adapters={
-            each: fingerprint_of(weights.with_adapter(each)) for each in adapter_names(weights)
-        },
+        fingerprints=fingerprints,
     )
     sessions = SessionService(
         cache,
@@ -312,7 +315,7 @@ def _build(
         inbox=link,
         model=ModelOptions(
             retry_chunk_tokens=step_tokens,
-            adapters=adapter_names(weights),
+            fingerprints=fingerprints,
             forms=forms,
             costs=costs,
             speculates=settings.model.speculation != "off",
@@ -350,11 +353,6 @@ def _build(
         load_seconds=machine.load_seconds,
     )
     return loop, info
-
-
-def adapter_names(weights: Weights) -> tuple[str, ...]:
-    """The names of a model's adapters."""
-    return tuple(name for name, _ in weights.adapters)
 
 
 def _contexts(costs: Mapping[KVBits, SequenceCosts], kv_bytes: int) -> dict[str, int]:

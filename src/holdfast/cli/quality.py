@@ -145,7 +145,7 @@ def measured_quality(
     limit = settings.context_tokens or known_context_tokens(read_json(folder / "config.json"))
     passages = passages_for(folder, text=text or built_in, context_tokens=limit or _ANY_LENGTH)
     task = _Task(
-        settings=replace(settings, path=str(folder), adapters=()),
+        settings=settings.of_base_model(path=str(folder)),
         name=served_id(settings),
         text=text_name,
         forms=tuple(forms),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion, CachePart
+from holdfast.worker.engine.fingerprint import Fingerprints
 from holdfast.worker.prefix.cache_map import (
     KEPT_SECONDS,
     MOST_BLOCKS,
@@ -38,7 +39,7 @@ def shown(
     index: PrefixIndex, *users: CacheUser, tenant: str = "", sees_all: bool = False
 ) -> CacheMap:
     question = CacheMapQuestion(tenant=tenant, sees_all=sees_all)
-    return cache_map(index, question, adapters={}, users=users, chains=())
+    return cache_map(index, question, fingerprints=Fingerprints(), users=users, chains=())
 
 
 def user(index: PrefixIndex, name: str, *chains: list[int], tenant: str = "") -> CacheUser:

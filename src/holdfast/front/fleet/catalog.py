@@ -274,7 +274,7 @@ def catalog_of(settings: Settings, environ: Mapping[str, str]) -> Catalog:
     # are made absolute.
     adapters = tuple(starmap(listed_adapter, adapter_folders(settings.model.adapters).items()))
     checked_adapters(adapters)
-    without_adapters = replace(settings, model=replace(settings.model, adapters=()))
+    without_adapters = replace(settings, model=settings.model.of_base_model())
     settings = replace(settings, model=replace(settings.model, adapters=adapters))
     if catalog_file is not None:
         from_file = read_catalog_file(catalog_file, without_adapters)

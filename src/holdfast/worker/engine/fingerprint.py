@@ -10,17 +10,21 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from holdfast.config import ModelSettings
 from holdfast.errors import ModelLoadError
 from holdfast.files import read_regular
-from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles, files_of_adapter
+from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles, adapter_folders, files_of_adapter
 from holdfast.models.file_hashing import ModelChanged
 from holdfast.models.model_folder import WEIGHT_FILES, read_json
+from holdfast.wire.kv import CacheScope
 
 _OF_ADAPTERS = "adapter/"  # prefix of the names of adapters' files in the hashes
 _FORMAT = 4  # version of the hashed data's format
@@ -81,6 +85,16 @@ def files_of_identity(
     return all_files
 
 
+def identity_lister(folder: Path, settings: ModelSettings) -> Callable[[], dict[str, Path]]:
+    """A function that lists the files of a model with these settings (`files_of_identity`)."""
+    return partial(
+        files_of_identity,
+        folder,
+        runs_own_code=runs_own_code(folder, trust_remote_code=settings.trust_remote_code),
+        adapters=adapter_folders(settings.adapters),
+    )
+
+
 def runs_own_code(folder: Path, *, trust_remote_code: bool) -> bool:
     """Whether the model is built by Python files in its folder."""
     try:
@@ -113,6 +127,45 @@ def model_fingerprint(
         if not name.startswith(_OF_ADAPTERS):
             _add_texts(digest, name, hashes[name])
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """The fingerprints of a model and, by name, of each of its adapters."""
+
+    model: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+
+    def refusal(self, command: CacheScope) -> str:
+        """Why a command is refused: its adapter is unknown. Otherwise empty."""
+        if not command.adapter or command.adapter in self.adapters:
+            return ""
+        return (
+            f"the loaded model has no adapter {command.adapter!r}; available: "
+            f"{', '.join(self.adapters) or 'none'}"
+        )
+
+    def of(self, command: CacheScope) -> str:
+        """The fingerprint of the model with the adapter of a command, or of the model alone."""
+        return self.adapters[command.adapter] if command.adapter else self.model
+
+    def cache_tenant(self, command: CacheScope) -> str:
+        """The tenant name under which the KV of a command is cached.
+
+        Tenants share nothing, so KV is never used with another adapter. The name contains the
+        adapter's fingerprint, so a new version of an adapter does not use the KV of the old one.
+        """
+        mark = self.adapters.get(command.adapter)
+        return command.tenant if mark is None else f"{mark}/{command.tenant}"
+
+    def cache_tenants(self, tenant: str) -> dict[str, str]:
+        """All names under which KV of a tenant is cached, each with its adapter; empty: none."""
+        return {tenant: ""} | {f"{mark}/{tenant}": name for name, mark in self.adapters.items()}
+
+    def adapter_of(self, cache_tenant: str) -> str:
+        """The adapter whose KV is cached under this name; empty: none, or an earlier version."""
+        mark = cache_tenant.partition("/")[0]
+        return next((name for name, each in self.adapters.items() if each == mark), "")
 
 
 def adapter_fingerprint(model: str, adapter: AdapterFiles, hashes: Mapping[str, str]) -> str:

@@ -35,7 +35,11 @@ from holdfast.models.quantization import HOW_TO_CONVERT
 from holdfast.models.weight_files import checked_tensors, tensor_bytes
 from holdfast.worker.engine import mlx_lm_hooks, weight_format
 from holdfast.worker.engine.backend import in_use
-from holdfast.worker.engine.fingerprint import model_fingerprint
+from holdfast.worker.engine.fingerprint import (
+    Fingerprints,
+    adapter_fingerprint,
+    model_fingerprint,
+)
 from holdfast.worker.engine.lora import Adapters, attach
 from holdfast.worker.engine.mlx_lm_hooks import HEAD_NAMES
 from holdfast.worker.vision import load as vision
@@ -102,12 +106,15 @@ class LoadedModel:
     images: Processor | None = None  # of a model that can be given images
     images_refused: str = ""  # why a model with vision cannot
 
-    def fingerprint(self, folder: Path, hashes: Mapping[str, str]) -> str:
-        """The fingerprint of the model in `folder`, in its loaded form (`model_fingerprint`)."""
+    def fingerprints(self, folder: Path, hashes: Mapping[str, str]) -> Fingerprints:
+        """The fingerprints of the model in `folder`, in its loaded form (`model_fingerprint`)."""
         versions = [self.platform.mlx_version, mlx_lm_hooks.mlx_lm_version()]
         if isinstance(self.model, VisionModel):
             versions += vision.versions()
-        return model_fingerprint(folder, hashes, computed_as=self.computed_as, versions=versions)
+        model = model_fingerprint(folder, hashes, computed_as=self.computed_as, versions=versions)
+        files = () if self.adapters is None else self.adapters.files
+        adapters = {each.name: adapter_fingerprint(model, each, hashes) for each in files}
+        return Fingerprints(model, adapters)
 
     @property
     def computed_as(self) -> str:

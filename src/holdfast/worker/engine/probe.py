@@ -56,6 +56,7 @@ from holdfast.worker.engine.layouts import (
     empty_layers,
     mlx_lm_caches,
 )
+from holdfast.worker.engine.load import LoadedModel
 from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.mlx_lm_hooks import AttentionShape, ProjectionHook, recorded_shapes
 from holdfast.worker.engine.mlx_lm_patches import patch
@@ -190,6 +191,14 @@ def _first_right_runner(model: Any, vocab_size: int, wanted_layout: str) -> Runn
         f"no layout{'' if wanted_layout == 'auto' else f' {wanted_layout!r}'} runs this model "
         f"correctly: {_reason_for_choice(trials)}"
     )
+
+
+def choose_runner(loaded: LoadedModel, *, wanted_layout: str) -> Runner:
+    """Choose the layout of a loaded model (`choose_layout`), and let it apply the adapters."""
+    runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=wanted_layout)
+    runner.adapters = loaded.adapters
+    choose_mixing(runner, vocab_size=loaded.vocab_size)
+    return runner
 
 
 def choose_mixing(runner: Runner, *, vocab_size: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -23,8 +22,7 @@ from holdfast.wire.commands import SequenceRequest
 from holdfast.wire.requests import SamplingParams, TokenIds
 from holdfast.worker.engine.engine import SCORED_PIECE_BYTES
 from holdfast.worker.engine.fingerprint import (
-    files_of_identity,
-    runs_own_code,
+    identity_lister,
 )
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.load import LoadedModel, Progress, load_model
@@ -49,12 +47,10 @@ def load_with_fingerprint(
     hash_cache: the file that caches hashes of model files; empty: none.
     """
     folder = Path(settings.path)
-    own_code = runs_own_code(folder, trust_remote_code=settings.trust_remote_code)
-    files = partial(files_of_identity, folder, runs_own_code=own_code)
     cache = HashCache(Path(hash_cache) if hash_cache else None)
-    with FileHashing(files, cache=cache) as hashing:
+    with FileHashing(identity_lister(folder, settings), cache=cache) as hashing:
         loaded = load_model(folder, settings, progress=progress)
-        return loaded, loaded.fingerprint(folder, hashing.result())
+        return loaded, loaded.fingerprints(folder, hashing.result()).model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

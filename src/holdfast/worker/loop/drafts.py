@@ -53,7 +53,7 @@ class RecentAnswers:
     """
 
     def __init__(self) -> None:
-        self._by_beginning: LruCache[tuple[str, str, bytes], deque[TokenIds]] = LruCache(
+        self._by_beginning: LruCache[tuple[str, bytes], deque[TokenIds]] = LruCache(
             _MOST_BEGINNINGS
         )
 
@@ -78,10 +78,9 @@ class RecentAnswers:
         return answers
 
 
-def _prompt_beginning(request: SequenceRequest) -> tuple[str, str, bytes]:
-    """The key of `RecentAnswers`: tenant, adapter, and the prompt's first tokens, packed."""
-    beginning = request.prompt_token_ids[:BLOCK_TOKENS].packed
-    return request.tenant, request.adapter, beginning
+def _prompt_beginning(request: SequenceRequest) -> tuple[str, bytes]:
+    """The key of `RecentAnswers`: the tenant, and the prompt's first tokens, packed."""
+    return request.tenant, request.prompt_token_ids[:BLOCK_TOKENS].packed
 
 
 def _free_garbage() -> None:

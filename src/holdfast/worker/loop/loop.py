@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,8 +37,10 @@ from holdfast.wire.commands import (
 )
 from holdfast.wire.events import FinishReason, WaitReason, WorkerStatistics
 from holdfast.wire.images import ImageCommand
+from holdfast.wire.kv import CacheScope
 from holdfast.wire.requests import RequestId
 from holdfast.wire.sessions import SessionAnswer, SessionCommand
+from holdfast.worker.engine.fingerprint import Fingerprints
 from holdfast.worker.engine.kv_forms import ONLY_NATIVE, KVForms
 from holdfast.worker.engine.plan import NO_DRAFT, Span, SpanResult, StepPlan
 from holdfast.worker.kv.bits import AUTO_WHEN_SHORT, KVBits
@@ -81,14 +83,14 @@ class ModelOptions:
     """What the loop must know about its model in addition to the engine.
 
     retry_chunk_tokens: the largest prompt chunk when a failed step is retried.
-    adapters: the names of the model's LoRA adapters. forms: the supported forms of keys and
+    fingerprints: which requests the model can serve, and with which cache. forms: the supported forms of keys and
     values. costs: the KV memory that a sequence takes in each; empty: the scheduler's default.
     speculates: whether steps verify drafts. draft_model: makes some of the drafts; None: there is
         none.
     """
 
     retry_chunk_tokens: int = 2048
-    adapters: Collection[str] = ()
+    fingerprints: Fingerprints = Fingerprints()
     forms: KVForms = field(default_factory=lambda: ONLY_NATIVE)
     costs: Mapping[KVBits, SequenceCosts] = field(default_factory=dict)
     speculates: bool = False
@@ -302,21 +304,16 @@ class WorkerLoop:
                     self._show_cache(command)
 
     def _with_cache_tenant(self, command: Command) -> Command:
-        """The command; if it uses an adapter, its tenant is replaced by the one under which the KV of
-        that adapter is cached. So the KV of different adapters is never mixed up.
-        """
-        if (
-            self._prefix_cache is None
-            or not isinstance(command, SequenceRequest | SessionCommand | ReadAheadRun)
-            or command.adapter not in self._model.adapters
-        ):
+        """The command, with the tenant under which its KV is cached."""
+        if not isinstance(command, CacheScope):
             return command
-        return msgspec.structs.replace(command, tenant=self._prefix_cache.tenant_of(command))
+        tenant = self._model.fingerprints.cache_tenant(command)
+        return msgspec.structs.replace(command, tenant=tenant)
 
     def _accept_request(self, request: SequenceRequest) -> None:
         """Accept a new request, or reject it with the reason. Idle work gives way to it."""
-        if request.adapter and request.adapter not in self._model.adapters:
-            self._ledger.reject(request, InvalidRequest(self._no_adapter_message(request.adapter)))
+        if reason := self._model.fingerprints.refusal(request):
+            self._ledger.reject(request, InvalidRequest(reason))
             return
         if self._has_rested:
             self._on_wake()
@@ -376,12 +373,6 @@ class WorkerLoop:
         self._cache_client.flush()  # this opens the session of an answer that has just ended
         if not self._sessions.is_open(request.session_id, tenant=request.tenant):
             self._idle.forget_session(request.session_id, tenant=request.tenant)
-
-    def _no_adapter_message(self, name: str) -> str:
-        return (
-            f"the loaded model has no adapter {name!r}; available: "
-            f"{', '.join(self._model.adapters) or 'none'}"
-        )
 
     def _choose_costs(self, request: SequenceRequest, *, is_short: bool) -> SequenceCosts:
         """The memory of a new sequence in the form of keys and values that is best for it now.
@@ -834,10 +825,8 @@ class WorkerLoop:
         these belong to their sessions.
         """
         sessions = self._sessions
-        if command.adapter and command.adapter not in self._model.adapters:
-            self._refuse_session_command(
-                command, SessionFailure.NOT_FOUND, self._no_adapter_message(command.adapter)
-            )
+        if reason := self._model.fingerprints.refusal(command):
+            self._refuse_session_command(command, SessionFailure.NOT_FOUND, reason)
             return
         if sessions is None:
             message = "this model has no prefix cache, so there are no sessions"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from holdfast.config import ModelSettings, SchedulerSettings, StoreSettings
 from holdfast.errors import ConfigError, ModelLoadError
 from holdfast.machine import device_memory, platform
 from holdfast.machine.device_memory import pressure_reader
-from holdfast.models.adapter_folder import adapter_folders
 from holdfast.models.file_hashing import FileHashing, HashCache, ModelChanged
 from holdfast.models.weight_files import checked_tensor_bytes
 from holdfast.store.block import StoreRefused
@@ -32,9 +31,8 @@ from holdfast.worker.engine.backend import Backend
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
 from holdfast.worker.engine.fingerprint import (
-    adapter_fingerprint,
-    files_of_identity,
-    runs_own_code,
+    Fingerprints,
+    identity_lister,
 )
 from holdfast.worker.engine.image_probe import probe_images
 from holdfast.worker.engine.kv_forms import KVForms
@@ -43,7 +41,7 @@ from holdfast.worker.engine.load import LoadedModel, load_model
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.probe import (
     choose_layout,
-    choose_mixing,
+    choose_runner,
     probe_kv_forms,
     warnings_about,
     warnings_about_kernels,
@@ -85,23 +83,21 @@ logger = logging.getLogger("holdfast.worker")
 
 
 def open_cache(
-    loaded: LoadedModel,
     costs: KVCosts,
     *,
-    hashes: Mapping[str, str],
+    fingerprints: Fingerprints,
     settings: WorkerSettings,
     ram_tier_bytes: int,
 ) -> PrefixCache | None:
     """Open the prefix cache of a model; returns None for a layout whose state cannot be cached.
 
-    hashes: the hashes of the model files (`fingerprint.files_of_identity`). ram_tier_bytes: the
-    limit for blocks in RAM. Blocks of adapters are stored with those of the model, but in separate
-    chains (`PrefixCache.tenant_of`). Raises ConfigError if the store's folder cannot be used.
+    ram_tier_bytes: the limit for blocks in RAM. Raises ConfigError if the store's folder cannot be
+    used.
     """
     if costs.form is None:
         return None  # the probe has warned about this
     store = settings.store
-    fingerprint = loaded.fingerprint(Path(settings.folder), hashes)
+    fingerprint = fingerprints.model
     blocks = (
         _open_store(store, fingerprint, served_as=settings.model.name) if store.folder else None
     )
@@ -111,10 +107,7 @@ def open_cache(
         store=blocks,
         payloads=PayloadFormat(model=costs.form),
         most_parked_bytes=store.ram_bytes,
-        adapters={
-            each.name: adapter_fingerprint(fingerprint, each, hashes)
-            for each in (() if loaded.adapters is None else loaded.adapters.files)
-        },
+        fingerprints=fingerprints,
     )
 
 
@@ -140,9 +133,7 @@ def build_loop(
     mix of two versions. Raises ModelLoadError if the model or a setting is invalid.
     """
     folder = Path(settings.folder)
-    own_code = runs_own_code(folder, trust_remote_code=settings.model.trust_remote_code)
-    adapters = adapter_folders(settings.model.adapters)
-    files = partial(files_of_identity, folder, runs_own_code=own_code, adapters=adapters)
+    files = identity_lister(folder, settings.model)
     cache = HashCache(Path(settings.hash_cache) if settings.hash_cache else None)
     for attempts_left in reversed(range(LOAD_ATTEMPTS)):
         try:
@@ -180,17 +171,15 @@ class _Probed:
     forms: KVForms
     draft: LoadedDraft | None = None
 
-    def open_images(self, settings: WorkerSettings, hashes: Mapping[str, str]) -> None:
-        """Let the engine process images, if the model can and a test of its images succeeds. hashes:
-        of the model files, by name.
-        """
+    def open_images(self, settings: WorkerSettings, *, fingerprint: str) -> None:
+        """Let the engine process images, if the model can and a test of its images succeeds."""
         loaded = self.loaded
         if loaded.images is None or not isinstance(loaded.model, VisionModel):
             return
         folder = Path(settings.images)
         features = FeatureCache(
             folder / _FEATURES if settings.images else None,
-            fingerprint=loaded.fingerprint(Path(settings.folder), hashes),
+            fingerprint=fingerprint,
             ram_bytes=FEATURE_RAM_BYTES,
             disk_bytes=FEATURE_DISK_BYTES,
         )
@@ -255,12 +244,11 @@ def _load_and_build(
     scheduler = _new_scheduler(probed, memory, replace(settings.scheduler, step_tokens=step_tokens))
     progress("probing", 1.0)
     progress("hashing", 0.0)  # hashing began with the load, and is mostly done by now
-    hashes = hashing.result()
-    probed.open_images(settings, hashes)
+    fingerprints = probed.loaded.fingerprints(Path(settings.folder), hashing.result())
+    probed.open_images(settings, fingerprint=fingerprints.model)
     cache = open_cache(
-        probed.loaded,
         probed.costs,
-        hashes=hashes,
+        fingerprints=fingerprints,
         settings=settings,
         ram_tier_bytes=memory.plan.ram_tier_bytes,
     )
@@ -269,6 +257,7 @@ def _load_and_build(
         probed,
         scheduler,
         cache=cache,
+        fingerprints=fingerprints,
         memory=memory,
         settings=settings,
         step_tokens=step_tokens,
@@ -283,7 +272,7 @@ def _load_and_build(
         probed,
         memory,
         load_seconds=time.perf_counter() - started_at,
-        fingerprint=probed.loaded.fingerprint(Path(settings.folder), hashes),
+        fingerprint=fingerprints.model,
     )
     return loop, info
 
@@ -307,9 +296,7 @@ def _load_and_probe(settings: WorkerSettings, progress: Progress) -> _Probed:
     grammars = Grammars(Path(settings.folder), vocab_size=loaded.vocab_size)
     grammars.prepare()
     progress("probing", 0.0)
-    runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=model.layout)
-    runner.adapters = loaded.adapters
-    choose_mixing(runner, vocab_size=loaded.vocab_size)
+    runner = choose_runner(loaded, wanted_layout=model.layout)
     constraints = Constraints(grammars, vocab_size=loaded.vocab_size)
     engine = Engine(runner, vocab_size=loaded.vocab_size, constraints=constraints)
     forms = probe_kv_forms(engine, runner, vocab_size=loaded.vocab_size)
@@ -351,7 +338,7 @@ def _chosen_draft(settings: WorkerSettings, model: LoadedModel) -> LoadedDraft |
 
 def _load_draft(settings: WorkerSettings) -> LoadedDraft:
     """Load the draft model. Raises ModelLoadError if it cannot draft."""
-    draft_settings = replace(settings.model, adapters=(), context_tokens=None)
+    draft_settings = settings.model.of_base_model(context_tokens=None)
     loaded = load_model(
         Path(settings.draft_folder), draft_settings, progress=lambda stage, fraction: None
     )
@@ -405,6 +392,7 @@ def _build_worker_loop(
     scheduler: Scheduler,
     *,
     cache: PrefixCache | None,
+    fingerprints: Fingerprints,
     memory: WorkerMemory,
     settings: WorkerSettings,
     step_tokens: int,
@@ -439,7 +427,7 @@ def _build_worker_loop(
         inbox=inbox,
         model=ModelOptions(
             retry_chunk_tokens=step_tokens,
-            adapters=() if probed.loaded.adapters is None else probed.loaded.adapters.names,
+            fingerprints=fingerprints,
             forms=probed.forms,
             costs={form: probed.sequence_costs(form) for form in probed.forms.costs},
             speculates=_speculates(probed.engine, settings.model),

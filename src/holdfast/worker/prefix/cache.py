@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -24,10 +24,9 @@ import msgspec
 from holdfast.store.block import Block, BlockKey, BlockUnreadable, ReadFailed, StoredBlock
 from holdfast.store.store import BlockStore
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
-from holdfast.wire.commands import ReadAheadRun, SequenceRequest
 from holdfast.wire.events import CacheFigures, CacheOutcome
 from holdfast.wire.requests import TOKEN_BYTES
-from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.engine.fingerprint import Fingerprints
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.kv.bits import KVBits
 from holdfast.worker.kv.codec import PayloadFormat, check_sizes, check_values, to_bytes
@@ -63,12 +62,12 @@ class PrefixCache:
         store: BlockStore | None,
         payloads: PayloadFormat,
         most_parked_bytes: int | None = None,
-        adapters: Mapping[str, str] | None = None,
+        fingerprints: Fingerprints | None = None,
     ) -> None:
         """most_parked_bytes: limit for the live states of ended sequences; 0: none is parked; None:
-        as many as fit. adapters: the fingerprints of the model's adapters, by name.
+        as many as fit. fingerprints: None: only that of the index.
         """
-        self._adapters = {} if adapters is None else dict(adapters)
+        self.fingerprints = fingerprints or Fingerprints(index.fingerprint)
         self.index = index
         self.store = store
         self._payloads = payloads
@@ -83,20 +82,6 @@ class PrefixCache:
                 loaded_blocks,
                 "" if loaded_blocks == 1 else "s",
             )
-
-    def fingerprint_of(self, command: SessionCommand) -> str:
-        """The fingerprint of the model with the adapter of a command, or of the model alone."""
-        return self._adapters[command.adapter] if command.adapter else self.index.fingerprint
-
-    def tenant_of(self, command: SequenceRequest | SessionCommand | ReadAheadRun) -> str:
-        """The tenant name under which the KV of a request's tenant and adapter is cached.
-
-        Tenants share nothing, so KV is never used with another adapter. The name contains the
-        adapter's fingerprint, so a new version of an adapter does not use the KV of the old one.
-        """
-        if not command.adapter:
-            return command.tenant
-        return f"{self._adapters[command.adapter]}/{command.tenant}"
 
     # -- start from the cache
 
@@ -468,7 +453,7 @@ class PrefixCache:
             lambda asked: cache_map(
                 self.index,
                 asked,
-                adapters=self._adapters,
+                fingerprints=self.fingerprints,
                 users=users(),
                 chains=self.live.chains,
             ),

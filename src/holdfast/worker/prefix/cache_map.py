@@ -19,6 +19,7 @@ import msgspec
 from holdfast.lru_cache import LruCache
 from holdfast.store.block import BlockKey
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion, CachePart, CacheTree
+from holdfast.worker.engine.fingerprint import Fingerprints
 from holdfast.worker.kv.bits import BITS, KVBits
 from holdfast.worker.prefix.chain import Branch, Node
 from holdfast.worker.prefix.index import PrefixIndex
@@ -34,6 +35,7 @@ MOST_NAMES = 6  # of sessions, for one part
 KEPT_SECONDS = 1.0  # how long a map is sent again instead of a new one
 MOST_KEPT = 16
 
+_NO_OWNER = CacheTree(is_own=False, kv_bits=None, adapter="", tokens=0)
 _FORMS: tuple[KVBits, ...] = ("native", *BITS)
 
 
@@ -88,33 +90,23 @@ class _ChainEnd:
     cut: int  # own tokens of the node before the end
 
 
-@dataclass(frozen=True, slots=True)
-class _TreeOwner:
-    """Whose tree a root is."""
-
-    form: KVBits
-    adapter: str  # empty: none
-    is_own: bool  # it belongs to the tenant that asks
-
-
 def cache_map(
     index: PrefixIndex,
     question: CacheMapQuestion,
     *,
-    adapters: Mapping[str, str],
+    fingerprints: Fingerprints,
     users: Sequence[CacheUser],
     chains: Iterable[LiveChain],
 ) -> CacheMap:
     """Summarize the trees that a question asks for.
 
-    adapters: the fingerprints of the model's adapters, by name. users: the sessions of all tenants,
-    the last used first. chains: the live chains.
+    users: the sessions of all tenants, the last used first. chains: the live chains.
     """
     recent = users[:MOST_USERS]
     tenants = [question.tenant]
     if question.sees_all:
         tenants += dict.fromkeys(user.tenant for user in recent if user.tenant != question.tenant)
-    owners = _tree_owners(index, tenants, own=question.tenant, adapters=adapters)
+    owners = _tree_owners(index, tenants, own=question.tenant, fingerprints=fingerprints)
     roots = index.tree.root_nodes
     shown = [key for key in owners if key in roots]
     count = len(shown)
@@ -138,7 +130,8 @@ def cache_map(
     return CacheMap(
         call_id=question.call_id,
         trees=tuple(
-            _cache_tree(owners.get(shown[tree]), first_parts.get(tree, ())) for tree in listed
+            _cache_tree(owners.get(shown[tree], _NO_OWNER), first_parts.get(tree, ()))
+            for tree in listed
         ),
         hidden_trees=count - len(listed),
         parts=tuple(_cache_part(part, tree=places[part.tree]) for part in parts),
@@ -168,27 +161,20 @@ class RecentMaps:
 
 
 def _tree_owners(
-    index: PrefixIndex, tenants: Iterable[str], *, own: str, adapters: Mapping[str, str]
-) -> dict[BlockKey, _TreeOwner]:
-    """Whose the trees of these tenants are, by root. own: the tenant that asks. adapters: the
-    fingerprints of the model's adapters, by name.
-    """
-    owners = {}
-    for tenant in tenants:
-        # KV of an adapter is cached under the tenant name "fingerprint of the adapter/tenant"
-        fingerprint, _, inner_tenant = tenant.partition("/")
-        adapter = next((name for name, mark in adapters.items() if mark == fingerprint), "")
-        named = [(tenant, adapter, tenant == own)]
-        if tenant == own:
-            named += [(f"{mark}/{tenant}", name, True) for name, mark in adapters.items()]
-        elif adapter and inner_tenant == own:
-            continue
-        for name, of_adapter, is_own in named:
-            for form in _FORMS:
-                owners[index.root(tenant=name, form=form).key] = _TreeOwner(
-                    form, of_adapter, is_own
-                )
-    return owners
+    index: PrefixIndex, tenants: Iterable[str], *, own: str, fingerprints: Fingerprints
+) -> dict[BlockKey, CacheTree]:
+    """The trees of these tenants, still empty, by root. own: the tenant that asks."""
+    owned = fingerprints.cache_tenants(own)
+    return {
+        index.root(tenant=tenant, form=form).key: CacheTree(
+            is_own=tenant in owned,
+            kv_bits=form,
+            adapter=fingerprints.adapter_of(tenant),
+            tokens=0,
+        )
+        for tenant in dict.fromkeys((*owned, *tenants))
+        for form in _FORMS
+    }
 
 
 def _chain_ends(
@@ -312,13 +298,11 @@ def _count_user(end: _ChainEnd, part: _Part) -> None:
             each.sessions.setdefault(end.session_id)
 
 
-def _cache_tree(owner: _TreeOwner | None, first_parts: Sequence[_Part]) -> CacheTree:
+def _cache_tree(owner: CacheTree, first_parts: Sequence[_Part]) -> CacheTree:
     """Summarize one tree. first_parts: those that start at token 0."""
     hidden = [part for part in first_parts if part.place is None]
-    return CacheTree(
-        is_own=owner is not None and owner.is_own,
-        kv_bits=None if owner is None else owner.form,
-        adapter="" if owner is None else owner.adapter,
+    return msgspec.structs.replace(
+        owner,
         tokens=sum(part.whole_tokens for part in first_parts),
         hidden_parts=len(hidden),
         hidden_tokens=sum(part.whole_tokens for part in hidden),

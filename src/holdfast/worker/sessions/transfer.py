@@ -124,7 +124,7 @@ class Transfers:
         # without duplicates, because branches share blocks
         blocks = {block.key: block for branch in branches for block in index.blocks_of(branch)}
         manifest = Manifest(
-            fingerprint=self._cache.fingerprint_of(command),
+            fingerprint=self._cache.fingerprints.of(command),
             session_id=session.session_id,
             created_at=session.created_at,
             metadata=session.metadata,
@@ -281,7 +281,7 @@ class Transfers:
             self._check_block(block, self._cache.index.root(form=forms.get(block.key, "native")))
 
         try:
-            file.refuse_other_model(self._cache.fingerprint_of(transfer.command))
+            file.refuse_other_model(self._cache.fingerprints.of(transfer.command))
             checked.put((file, file.checked_chains(check)))
             for branch in branches:
                 for key in branch.keys:
