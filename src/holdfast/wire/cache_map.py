@@ -24,16 +24,16 @@ class CacheMapQuestion(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call_id: str = msgspec.field(default_factory=_new_call_id)
 
 
-class CacheTree(msgspec.Struct, frozen=True, kw_only=True):
+class CacheTree(msgspec.Struct, frozen=True, kw_only=True, rename={"form": "kv_bits"}):
     """The cached prompts of one tenant in one form of keys and values.
 
-    is_own: whether the tree belongs to the tenant that asks. kv_bits: null if the tree is of a
-    tenant without recent sessions. hidden_parts: prompts that begin here and are not listed, and
-    hidden_tokens the tokens in them.
+    is_own: whether the tree belongs to the tenant that asks. kv_bits: the form; null if the tree is
+    of a tenant without recent sessions. hidden_parts: prompts that begin here and are not listed,
+    and hidden_tokens the tokens in them.
     """
 
     is_own: bool
-    kv_bits: str | None
+    form: str | None
     adapter: str
     tokens: int
     hidden_parts: int = 0

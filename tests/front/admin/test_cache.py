@@ -75,7 +75,7 @@ async def chat(client: httpx.AsyncClient, text: str, **more: Any) -> None:
 
 
 async def test_the_parts_of_the_cache_are_shown_by_model() -> None:
-    tree = CacheTree(is_own=True, kv_bits="native", adapter="", tokens=8)
+    tree = CacheTree(is_own=True, form="native", adapter="", tokens=8)
     found = CacheMap(call_id="x", trees=(tree,), hidden_trees=3, parts=(PART,), blocks=1)
     control = ScriptedControl(maps={MODEL: found})
     async with client_of(ScriptedGateway(), control=control) as client:
@@ -84,7 +84,7 @@ async def test_the_parts_of_the_cache_are_shown_by_model() -> None:
     assert model["hidden_trees"] == 3
     assert (model["model"], model["blocks"], model["is_complete"]) == (MODEL, 1, True)
     assert model["parts"][0]["sessions"] == ["s"]
-    assert model["trees"][0]["tokens"] == 8
+    assert (model["trees"][0]["kv_bits"], model["trees"][0]["tokens"]) == ("native", 8)
     assert control.questions[0].sees_all
 
 

@@ -117,7 +117,7 @@ def test_a_tenant_sees_only_its_own_trees() -> None:
     assert [(tree.is_own, tree.tokens) for tree in own.trees] == [(True, 8)]
     assert all(part.sessions == () for part in own.parts)
     everything = shown(index, user(index, "s", HEAD, tenant="other"), tenant="one", sees_all=True)
-    assert sorted((tree.is_own, tree.kv_bits, tree.tokens) for tree in everything.trees) == [
+    assert sorted((tree.is_own, tree.form, tree.tokens) for tree in everything.trees) == [
         (False, "native", 10),
         (True, "native", 8),
     ]

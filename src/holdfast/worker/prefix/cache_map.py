@@ -35,7 +35,7 @@ MOST_NAMES = 6  # of sessions, for one part
 KEPT_SECONDS = 1.0  # how long a map is sent again instead of a new one
 MOST_KEPT = 16
 
-_NO_OWNER = CacheTree(is_own=False, kv_bits=None, adapter="", tokens=0)
+_NO_OWNER = CacheTree(is_own=False, form=None, adapter="", tokens=0)
 _FORMS: tuple[KVBits, ...] = ("native", *BITS)
 
 
@@ -168,7 +168,7 @@ def _tree_owners(
     return {
         index.root(tenant=tenant, form=form).key: CacheTree(
             is_own=tenant in owned,
-            kv_bits=form,
+            form=form,
             adapter=fingerprints.adapter_of(tenant),
             tokens=0,
         )
