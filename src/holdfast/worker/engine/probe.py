@@ -196,26 +196,23 @@ def _first_right_runner(model: Any, vocab_size: int, wanted_layout: str) -> Runn
 def choose_runner(loaded: LoadedModel, *, wanted_layout: str) -> Runner:
     """Choose the layout of a loaded model (`choose_layout`), and let it apply the adapters."""
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=wanted_layout)
-    runner.adapters = loaded.adapters
-    choose_mixing(runner, vocab_size=loaded.vocab_size)
+    if loaded.adapters is not None:
+        apply_adapters(runner, loaded.adapters, vocab_size=loaded.vocab_size)
     return runner
 
 
-def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
-    """Decide whether sequences with different adapters share a forward pass, and append the reason
+def apply_adapters(runner: Runner, adapters: Adapters, *, vocab_size: int) -> None:
+    """Let a runner use adapters, and decide whether sequences with different ones share a forward
+    pass: tries each adapter together with another one and with the model itself. Appends the reason
     to `runner.reason`. Device thread only.
-
-    Tries each adapter together with another one and with the model itself.
     """
-    adapters = runner.adapters
-    if adapters is None:
-        return
+    runner.weights = adapters
     if not adapters.can_mix:
         why = "an adapter changes the output head, an embedding or experts"
         runner.reason += f"; adapters run in separate forward passes: {why}"
         return
     names = adapters.names
-    runner.mixes_adapters = True
+    adapters.mixes = True
     for name, other in zip(names, (*names[1:], names[0]), strict=True):
         try:
             judge = _Judge(
@@ -225,7 +222,7 @@ def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
         except ModelLoadError as error:
             raise ModelLoadError(f"adapter {name}: {error}") from error
         if not trial.is_right:
-            runner.mixes_adapters = False
+            adapters.mixes = False
             runner.reason += f"; adapters run in separate forward passes: {trial.note}"
             return
     runner.reason += "; adapters share forward passes"
@@ -456,7 +453,8 @@ class _Judge:
         when a prompt is prefilled in chunks instead of whole.
         """
         mlx_lm_runner = SoloRunner(self._model, None)
-        mlx_lm_runner.adapters = self._adapters
+        if self._adapters is not None:
+            mlx_lm_runner.weights = self._adapters
         noise, _ = self._divergence_and_agreement(
             [_run_staggered(mlx_lm_runner, reference.cases) for reference in self._references]
         )
