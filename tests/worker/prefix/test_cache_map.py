@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,10 +37,15 @@ def library(*, budget: int = 10_000_000, disk: FakeDisk | None = None) -> Prefix
 
 
 def shown(
-    index: PrefixIndex, *users: CacheUser, tenant: str = "", sees_all: bool = False
+    index: PrefixIndex,
+    *users: CacheUser,
+    tenant: str = "",
+    sees_all: bool = False,
+    adapters: Mapping[str, str] | None = None,
 ) -> CacheMap:
     question = CacheMapQuestion(tenant=tenant, sees_all=sees_all)
-    return cache_map(index, question, fingerprints=Fingerprints(), users=users, chains=())
+    fingerprints = Fingerprints("model", adapters or {})
+    return cache_map(index, question, fingerprints=fingerprints, users=users, chains=())
 
 
 def user(index: PrefixIndex, name: str, *chains: list[int], tenant: str = "") -> CacheUser:
@@ -120,6 +126,23 @@ def test_a_tenant_sees_only_its_own_trees() -> None:
     assert sorted((tree.is_own, tree.form, tree.tokens) for tree in everything.trees) == [
         (False, "native", 10),
         (True, "native", 8),
+    ]
+
+
+def test_the_trees_of_adapters_belong_to_their_tenant() -> None:
+    index = library()
+    adapters = {"sql": "aa", "tone": "bb"}
+    for tokens, tenant in enumerate(("one", "aa/one", "bb/other", "old/other"), start=1):
+        read_chain(index, [tokens] * 4 * tokens, tenant=tenant)
+    users = [user(index, "s", HEAD, tenant=name) for name in ("aa/one", "bb/other", "old/other")]
+    own = shown(index, *users, tenant="one", adapters=adapters)
+    expected = [(True, "", 4), (True, "sql", 8)]
+    assert sorted((tree.is_own, tree.adapter, tree.tokens) for tree in own.trees) == expected
+    found = shown(index, *users, tenant="one", sees_all=True, adapters=adapters)
+    assert sorted((tree.is_own, tree.adapter, tree.tokens) for tree in found.trees) == [
+        (False, "", 16),  # of an earlier version of an adapter
+        (False, "tone", 12),
+        *expected,
     ]
 
 

@@ -10,8 +10,9 @@ from pydantic import Discriminator, Field, Tag, with_config
 from typing_extensions import TypedDict
 
 from holdfast.config import LimitsSettings
+from holdfast.front.images.sources import with_notes
 from holdfast.front.output import separator
-from holdfast.front.request import CacheBreakpoint, ToolChoice
+from holdfast.front.request import CacheBreakpoint, ChatPrompt, ToolChoice
 from holdfast.front.server.access import Seal
 from holdfast.front.server.fields import (
     STRICT,
@@ -198,9 +199,21 @@ class Conversation:
     def __init__(self, *, seal: Seal) -> None:
         """seal: recognizes thoughts of this server; thoughts of others are left out."""
         self.messages: list[Message] = []
-        self.has_images = False
         self.breakpoints: list[CacheBreakpoint] = []
         self._seal = seal
+
+    def prompt(self, tools: ShownTools, *, continue_last: bool) -> ChatPrompt:
+        """The prompt, with notes in place of what no model here reads. Raises RequestRefused."""
+        messages, has_images = with_notes(self.messages)
+        return ChatPrompt(
+            messages=messages,
+            has_images=has_images,
+            tools=tools.definitions,
+            tool_fields=tools.schema_fields,
+            found_tools=tools.found,
+            continue_last=continue_last,
+            cache_breakpoints=tuple(self.breakpoints),
+        )
 
     def mark_breakpoint(self, block: Mapping[str, Any], *, messages: int, parts: int = 0) -> None:
         """Add a breakpoint if the block has `cache_control`.

@@ -34,10 +34,8 @@ from holdfast.front.anthropic.conversation import (
     shown_tools,
 )
 from holdfast.front.fleet.residency import ModelStatus
-from holdfast.front.images.sources import with_notes
 from holdfast.front.prompt.limits import MAX_STOP_CHARACTERS
 from holdfast.front.request import (
-    ChatPrompt,
     GenerationRequest,
     OutputFormat,
     Thinking,
@@ -167,15 +165,7 @@ class PromptFields(SharedFields):
         )
         conversation = self._conversation(context.seal)
         continues_answer = self._continues_answer(conversation.messages)
-        prompt = ChatPrompt(
-            messages=tuple(conversation.messages),
-            has_images=conversation.has_images,
-            tools=tools.definitions,
-            tool_fields=tools.schema_fields,
-            found_tools=tools.found,
-            continue_last=continues_answer,
-            cache_breakpoints=tuple(conversation.breakpoints),
-        )
+        prompt = conversation.prompt(tools, continue_last=continues_answer)
         return GenerationRequest(
             request_id=new_request_id("msg_"),
             model=model_of(context.services, self.model),
@@ -196,8 +186,6 @@ class PromptFields(SharedFields):
             conversation.add_system(self.system)
         for index, turn in self._shown_turns():
             conversation.add_turn(turn, f"messages.{index}.content")
-        messages, conversation.has_images = with_notes(conversation.messages)
-        conversation.messages = [*messages]
         conversation.mark_breakpoint(
             {"cache_control": self.cache_control}, messages=len(conversation.messages)
         )
