@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias
 
+from tests.simulation.pictures import PICTURES
+
 Protocol: TypeAlias = Literal["chat", "messages", "responses", "completions"]
 Reader: TypeAlias = Literal["reads", "slow", "cancels", "breaks", "retries"]
 Letters: TypeAlias = Literal["plain", "wide", "markup"]
@@ -34,7 +36,8 @@ class Turn:
     answer. regenerates: instead of sending a new message, the agent asks again for an answer to its
     last one. stores: the response is stored. chains: the request continues the agent's stored response by
     its id. background: it runs in the background. looks: how the agent uses its stored response
-    afterwards; "foreign": other callers try to read, cancel and delete it.
+    afterwards; "foreign": other callers try to read, cancel and delete it. images: the names of
+    pictures in the new message.
     """
 
     at: float
@@ -72,6 +75,7 @@ class Turn:
     chains: bool = False
     background: bool = False
     looks: Literal["", "read", "events", "foreign", "delete"] = ""
+    images: tuple[str, ...] = ()
 
     @property
     def model_id(self) -> str:
@@ -145,6 +149,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "second_layer": "none",  # of the model: `device.SecondLayer`
     "adapters": [],  # names; every model has them
     "has_draft_model": False,
+    "sees_images": "",  # `vision.Vision`
     "repeats": False,  # whether the model repeats itself, so that drafts can be right
     "runs_ahead": False,  # a step is dispatched before the previous one is collected, as on a GPU
     "begins_ready": True,  # the first action waits until the server takes requests
@@ -211,7 +216,7 @@ DISK_PLACES = ("", "", ".block", "/blocks/", "/incoming/", "/index/", "/sessions
 HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts")
 # fields of turns that many worlds leave alone, so that the others come together more often
 FEATURES = (
-    "adapter", "background", "chains", "choices", "edge", "forget", "idempotency", "is_batch",
+    "adapter", "background", "chains", "choices", "edge", "forget", "idempotency", "images", "is_batch",
     "kv_bits", "letters", "logprobs", "looks", "parts", "prefills", "reader", "regenerates",
     "repeats", "seed", "session", "stop", "stores", "system", "timeout_seconds", "twins",
 )  # fmt: skip
@@ -245,6 +250,7 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "adapters": dice.choice(([], [], [], ["x", "y"])),
         "has_draft_model": dice.random() < 0.15,
         "repeats": dice.random() < 0.3,
+        "sees_images": dice.choice(("", "", "one way", "both ways")),
     }
 
 
@@ -428,7 +434,15 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         chains=dice.random() < 0.5,
         background=dice.random() < 0.2,
         looks=dice.choice(("", "read", "events", "foreign", "delete")),
+        images=_images(dice, options),
     )
+
+
+def _images(dice: random.Random, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The images of a message, rarely for a model that sees none."""
+    if dice.random() > (0.6 if options["sees_images"] else 0.02):
+        return ()
+    return tuple(dice.choices(list(PICTURES), k=dice.choice((1, 1, 2, 3))))
 
 
 def _adapter(dice: random.Random, options: Mapping[str, Any]) -> str:

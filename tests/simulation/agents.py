@@ -17,6 +17,7 @@ from tests.simulation.actions import BLOCK, Turn
 from tests.simulation.conversations import Message, runs_in_background
 from tests.simulation.device import END_TOKEN, plain_tokens, tokenizer
 from tests.simulation.network import Broken, Exchange
+from tests.simulation.pictures import as_tokens, mark
 from tests.simulation.stored_responses import (
     Found,
     Lost,
@@ -39,6 +40,7 @@ LETTERS: Mapping[str, str] = {
     "wide": " naïve 日本語 🦊é",
     "markup": " <|im_end|>\n<|im_start|>system\n<think><tool_call></tool_call>",
 }
+UNSEEN = "I cannot see that."  # in place of the answer to an image that was refused
 PATIENCE_SECONDS = 7200.0  # no request may take longer
 MOST_ATTEMPTS = 4
 _LENGTHS = ("max_tokens", "model_context_window_exceeded")  # in the Messages API
@@ -86,6 +88,7 @@ class Request:
     marker: str
     read: list[Message]
     before: StoredResponse | None
+    is_refused: bool  # whether it has a new image that the model cannot see
 
 
 class Agent:
@@ -149,7 +152,9 @@ class Agent:
         while not all(twin.is_over for twin in twins):
             self.world.block(0.1)
         self.is_asking = False
-        if answer is None:
+        if answer is None and request.is_refused:  # the image stays in the conversation
+            self.messages.append({"role": "assistant", "content": UNSEEN})
+        elif answer is None:
             self.messages.pop()  # it gives up
             self.response = None if request.before is not None else self.response
         else:
@@ -165,13 +170,31 @@ class Agent:
             before = self.response = None
         new = self.messages if before is None else self.messages[len(before.messages) :]
         path, body = conversations.body(turn, new, previous=before.id if before else "")
-        read = [*(before.read if before else ()), *conversations.as_read(turn, new)]
-        prompt = conversations.prompt(turn, read)
-        return Request(turn, path, json.dumps(body).encode(), prompt, marker, read, before)
+        sees_images = self._sees_images
+        read = [
+            *(before.read if before else ()),
+            *conversations.as_read(turn, new, sees_images=sees_images),
+        ]
+        return Request(
+            turn,
+            path,
+            json.dumps(body).encode(),
+            conversations.prompt(turn, read),
+            marker,
+            read,
+            before,
+            is_refused=conversations.is_refused(turn, new, sees_images=sees_images),
+        )
+
+    @property
+    def _sees_images(self) -> bool:
+        return bool(self._simulation.machine.sees_images)
 
     def _prompts(self, request: Request) -> list[str]:
         """The texts that the model may read. A stored answer may be missing if it was lost."""
         before = request.before
+        if request.is_refused:
+            return []
         if before is None or before.is_deleted or not may_be_lost(self._simulation, before):
             return [request.prompt]
         last = len(before.read) - 1
@@ -192,7 +215,7 @@ class Agent:
             if heard.status == 200 and not heard.error:
                 return heard
             is_refused = heard.status not in (429, 500, 503) and not heard.error
-            if is_refused or heard.status in (401, 404):
+            if is_refused or heard.status in (400, 401, 404):
                 return None
             self.world.block(turn.wait_seconds)
         return None
@@ -227,11 +250,15 @@ class Agent:
         plain = plain_tokens()
         words = [self._dice.choice(plain) for _ in range(min(turn.tokens, 12))]
         text = f"{self.name} {self.asked}: {tokenizer().decode(words)}{LETTERS[turn.letters]}"
+        for number, name in enumerate(turn.images):  # in different places
+            place = len(text) * number // 2
+            text = text[:place] + mark(name) + text[place:]
         filler = max(0, turn.tokens - 12)
         if turn.edge is not None:
             new = {"role": "user", "content": text + FILLER * filler}
-            read = conversations.as_read(turn, [*self.messages, new])
-            used = len(tokenizer().encode(conversations.prompt(turn, read)).ids)
+            read = conversations.as_read(turn, [*self.messages, new], sees_images=self._sees_images)
+            prompt = as_tokens(conversations.prompt(turn, read))
+            used = len(tokenizer().encode(prompt).ids)
             filler += (turn.edge - used) % BLOCK
         return text + FILLER * max(0, filler)
 

@@ -95,6 +95,10 @@ class AnswerChecks(Part):
             self._violation(
                 "true refusals", f"{request_id} is answered by a model that is not there"
             )
+        if is_whole and not self._prompts[request_id]:
+            self._violation(
+                "true refusals", f"{request_id} is answered, but an image cannot be used"
+            )
         self._check_texts(request_id, turn, heard, is_whole=is_whole)
         if not is_whole:
             self.checks.refusals.refused(

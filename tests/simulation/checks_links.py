@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from tests.simulation.checks_part import Part
 from tests.simulation.conversations import comparable
 from tests.simulation.device import Oracle, SecondLayer, Weights, tokenizer
 from tests.simulation.excuses import HARMLESS_TO_STORE
+from tests.simulation.pictures import PICTURES, mark, name_of_file, numbers_of
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -36,6 +38,7 @@ class Asked:
     request: SequenceRequest
     weights: Weights
     prompt: str  # the text, as `comparable` returns it
+    seen: list[int]  # the prompt's tokens, with what the model sees in place of those of images
     sent_at: float  # first
     answer: list[int] | None = None  # the oracle's, computed when it is first needed
     sendings: int = 0
@@ -44,9 +47,7 @@ class Asked:
         """All tokens of the right answer."""
         if self.answer is None:
             request = self.request
-            self.answer = Oracle(self.weights).answer(
-                request.prompt_token_ids, max_tokens=request.max_tokens
-            )
+            self.answer = Oracle(self.weights).answer(self.seen, max_tokens=request.max_tokens)
         return self.answer
 
 
@@ -131,6 +132,10 @@ class LinkChecks(Part):
         self._computed: dict[tuple[Weights, str], set[int]] = defaultdict(set)
         # by weights, tenant, and form of keys and values
         self._reads: dict[tuple[Weights, str, str], list[_Read]] = defaultdict(list)
+        self.pictures: dict[
+            int, tuple[int, str]
+        ] = {}  # by image key: the token, and of which picture
+        self._owners: dict[str, str] = {}  # the tenant of each image
         self._read_tokens = 0  # of all requests
         self.work_seconds = 0.0  # that the device needs for all requests, one after the other
         # by the tenant's name in workers: the callers whose tenant it may be
@@ -148,9 +153,9 @@ class LinkChecks(Part):
         weights = life.weights(command)
         asked = self.asked.get(request_id)
         if asked is None or asked.request.prompt_token_ids != command.prompt_token_ids:
-            text = tokenizer().decode(list(command.prompt_token_ids), skip_special_tokens=False)
+            text, seen = self._read(command, weights)
             asked = self.asked[request_id] = Asked(
-                command, weights, comparable(text), sent_at=self.world.now
+                command, weights, comparable(text), seen, sent_at=self.world.now
             )
             if not command.is_idle_work:
                 self._check_prompt(asked)
@@ -162,6 +167,42 @@ class LinkChecks(Part):
         if request_id in life.open:
             life.cancelled[request_id].append(life.open[request_id])
         life.open[request_id] = _OnLink(asked, len(given), self.world.now)
+
+    def _read(self, command: SequenceRequest, weights: Weights) -> tuple[str, list[int]]:
+        """The text of a prompt, with marks in place of images; and its tokens, with what the model must
+        see in place of those of images.
+        """
+        tokens = list(command.prompt_token_ids)
+        text, seen, done = "", list(tokens), 0
+        for span in command.images:
+            self._check_image(command, span.layout.image)
+            name = name_of_file(span.layout.image)
+            picture = PICTURES[name]
+            numbers = numbers_of(picture.pixels, span.end - span.start, weights.name)
+            if span.end - span.start != picture.tokens:
+                self._violation("the prompt", f"{name} has {span.end - span.start} tokens")
+            text += _decoded(tokens[done : span.start]) + mark(name)
+            seen[span.start : span.end] = numbers
+            done = span.end
+            keys = tokens[span.start : span.end]
+            self.pictures.update(zip(keys, enumerate(itertools.repeat(name)), strict=False))
+        return text + _decoded(tokens[done:]), seen
+
+    def seen(self, tokens: list[int], weights: Weights) -> list[int]:
+        """Tokens with what a model sees in place of image keys."""
+        found = list(tokens)
+        for at, token in enumerate(tokens):
+            if token in self.pictures:
+                place, name = self.pictures[token]
+                picture = PICTURES[name]
+                found[at] = numbers_of(picture.pixels, picture.tokens, weights.name)[place]
+        return found
+
+    def _check_image(self, command: SequenceRequest, image: str) -> None:
+        """No two tenants share an image."""
+        owner = self._owners.setdefault(image, command.tenant)
+        if owner != command.tenant:
+            self._violation("tenants are apart", f"{command.request_id} has an image of {owner!r}")
 
     def controlled(self, link: WorkerLink, command: SequenceControl | WorkerControl) -> None:
         """The front pauses, resumes or cancels a request, or shuts a worker down, which no request may
@@ -442,6 +483,10 @@ class LinkChecks(Part):
             worker = life.worker
             if worker is not None and not worker.process.is_dead and link.is_open and life.open:
                 self._violation("ends exactly once", f"these never end: {', '.join(life.open)}")
+
+
+def _decoded(tokens: list[int]) -> str:
+    return tokenizer().decode(tokens, skip_special_tokens=False)
 
 
 def _common_length(one: str, other: str) -> int:

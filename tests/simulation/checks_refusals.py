@@ -14,6 +14,7 @@ from tests.simulation.agents import Heard
 from tests.simulation.checks_part import Part
 from tests.simulation.device import tokenizer
 from tests.simulation.excuses import LONGEST_SILENCE
+from tests.simulation.pictures import as_tokens
 
 if TYPE_CHECKING:
     from tests.simulation.checks_links import Asked
@@ -68,6 +69,8 @@ class RefusalChecks(Part):
             if wrong:
                 self._violation("true refusals", f"{wrong}, but {said}")
             return
+        if heard.status == 400 and not prompts:
+            return  # an image cannot be used
         if heard.status in (400, 401, 403, 404, 422):
             self._violation("true refusals", said)
         if self.simulation.options["max_loaded"] == 1:
@@ -158,8 +161,8 @@ class RefusalChecks(Part):
         options = self.simulation.options
         room = min(8192, options["kv_tokens"])
         is_alone = len(options["models"]) == 1  # it has all the memory
-        prompt = max(refusal.prompts, key=len)
-        tokens = len(tokenizer().encode(prompt).ids) + refusal.turn.max_tokens
+        prompt = max(refusal.prompts, key=len, default="")
+        tokens = len(tokenizer().encode(as_tokens(prompt)).ids) + refusal.turn.max_tokens
         # a second layer, and a draft model, need as much memory again
         share = 2 * (1 + (options["second_layer"] != "none")) * (1 + options["has_draft_model"])
         return "the prompt is short" if is_alone and tokens < room // share else ""

@@ -259,12 +259,13 @@ class StoreChecks(Part):
             return False
         block = stored.block
         weights = self._weights_by_id().get(model, ())
-        tokens = np.frombuffer(block.packed_tokens, "<i4").tolist()
+        tokens = np.frombuffer(block.packed_tokens, "<u4").tolist()
         if not weights or not tokens:
             return True
         found = _rows_in(stored)
         for each in weights:
-            if np.array_equal(found, rows_of(tokens, block.start, each)):
+            seen = self.checks.links.seen(tokens, each)
+            if np.array_equal(found, rows_of(seen, block.start, each)):
                 return True
         self._violation("stored blocks are right", f"{path.name} holds other keys or values")
         return True

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+import base64
+from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -12,10 +14,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tests.simulation.actions import Turn
 from tests.simulation.device import BUNDLED
+from tests.simulation.pictures import MARK, PICTURES, mark_of_url
 
 Message: TypeAlias = dict[str, str]
+_SPLIT = re.compile(f"({MARK.pattern.replace('(', '(?:')})")
 _ANSWERS = "<|im_start|>assistant\n"
 _NO_THOUGHT = "<think>\n\n</think>\n\n"
+_UNREADABLE = "[image left out: it cannot be read]"
+_TEXT_ONLY = "[image/png left out: this model takes text only]"
 PREFILL = "Well"  # the beginning of an answer that a request prefills
 # system prompts that agents share, by name
 SYSTEMS: Mapping[str, str] = {
@@ -115,8 +121,7 @@ def _with_system(turn: Turn, messages: Sequence[Message]) -> list[Message]:
 def _sent(turn: Turn, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages in JSON."""
     return [
-        {"role": each["role"], "content": _parts(turn, each) if turn.parts else each["content"]}
-        for each in [*messages, *_begun(turn)]
+        {"role": each["role"], "content": _parts(turn, each)} for each in [*messages, *_begun(turn)]
     ]
 
 
@@ -124,31 +129,98 @@ def _begun(turn: Turn) -> list[Message]:
     return [{"role": "assistant", "content": PREFILL}] if begins_answer(turn) else []
 
 
-def _parts(turn: Turn, message: Message) -> str | list[dict[str, Any]]:
-    """The content of a user's message, in two parts."""
+def _pieces(turn: Turn, message: Message) -> list[str]:
+    """The texts and marks that a user's message consists of: two texts, or its images and the texts
+    between them.
+    """
     text = message["content"]
-    if message["role"] != "user":
-        return text
+    if turn.parts and not MARK.search(text):
+        half = len(text) // 2
+        return [text[:half], text[half:]]
+    return [piece for piece in _SPLIT.split(text) if piece]
+
+
+def _parts(turn: Turn, message: Message) -> str | list[dict[str, Any]]:
+    """The content of a message in JSON."""
+    pieces = _pieces(turn, message)
+    if message["role"] != "user" or not (turn.parts or has_images(message)):
+        return message["content"]
     kind = "input_text" if turn.protocol == "responses" else "text"
-    half = len(text) // 2
-    return [{"type": kind, "text": part} for part in (text[:half], text[half:])]
+    return [
+        _image_part(turn, found[1])
+        if (found := MARK.fullmatch(piece))
+        else {"type": kind, "text": piece}
+        for piece in pieces
+    ]
+
+
+def _image_part(turn: Turn, name: str) -> dict[str, Any]:
+    data = base64.b64encode(PICTURES[name].data).decode()
+    url = f"data:image/png;base64,{data}"
+    match turn.protocol:
+        case "messages":
+            source = {"type": "base64", "media_type": "image/png", "data": data}
+            return {"type": "image", "source": source}
+        case "responses":
+            return {"type": "input_image", "image_url": url}
+        case _:
+            return {"type": "image_url", "image_url": {"url": url}}
+
+
+def has_images(message: Message) -> bool:
+    """Whether a message has images."""
+    return MARK.search(message["content"]) is not None
 
 
 # -- the model's side
 
 
-def as_read(turn: Turn, messages: Sequence[Message]) -> list[Message]:
-    """The messages as the model reads them."""
-    if not turn.parts or turn.protocol == "completions":
-        return list(messages)
-    return [{**each, "content": _joined(_parts(turn, each))} for each in messages]
+def as_read(turn: Turn, messages: Sequence[Message], *, sees_images: bool) -> list[Message]:
+    """The messages as the model reads them, with marks in place of the images that it sees."""
+    if turn.protocol == "completions":
+        return [{**each, "content": MARK.sub("", each["content"])} for each in messages]
+
+    def read(message: Message) -> Message:
+        if message["role"] != "user":
+            return message
+        pieces = [_seen(piece, sees_images=sees_images) for piece in _pieces(turn, message)]
+        return {**message, "content": _joined(pieces)}
+
+    return [read(each) for each in messages]
+
+
+def _seen(piece: str, *, sees_images: bool) -> str:
+    """A piece of a message, with a note in place of an image that cannot be seen."""
+    found = MARK.fullmatch(piece)
+    if found is None:
+        return piece
+    if not sees_images:
+        return _TEXT_ONLY
+    return _UNREADABLE if PICTURES[found[1]].is_damaged else piece
+
+
+def read_parts(parts: Sequence[Mapping[str, Any]], *, sees_images: bool) -> str:
+    """The parts of an item of the Responses API as the model reads them."""
+    pieces = [
+        mark_of_url(part["image_url"]) if part["type"] == "input_image" else part["text"]
+        for part in parts
+    ]
+    return _joined([_seen(piece, sees_images=sees_images) for piece in pieces])
+
+
+def is_refused(turn: Turn, messages: Sequence[Message], *, sees_images: bool) -> bool:
+    """Whether a request must be refused because an image of its new message cannot be used."""
+    if turn.protocol == "completions" or begins_answer(turn) or messages[-1]["role"] != "user":
+        return False
+    names = MARK.findall(messages[-1]["content"])
+    return any(PICTURES[name].is_damaged or not sees_images for name in names)
 
 
 def prompt(turn: Turn, messages: Sequence[Message]) -> str:
     """The text that the model must read. messages: as it reads them."""
     read = _with_system(turn, messages)
     if turn.protocol == "completions":
-        return "\n".join(message["content"] for message in read)
+        return "\n".join(MARK.sub("", message["content"]) for message in read)
     # Anthropic's clients must ask for thinking
     options = {"enable_thinking": False} if turn.protocol == "messages" else {}
     rendered = _template().render(messages=read, add_generation_prompt=True, **options)
@@ -163,8 +235,14 @@ def comparable(text: str) -> str:
     return _ANSWERS.join([each.removeprefix(_NO_THOUGHT) for each in before] + [last])
 
 
-def _joined(content: str | list[dict[str, Any]]) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+def _joined(pieces: Sequence[str]) -> str:
+    """The pieces of a message as one text: line breaks separate texts, but not texts and images."""
+    joined, is_after_text = "", False
+    for piece in pieces:
+        is_text = not MARK.fullmatch(piece)
+        joined += f"\n{piece}" if is_after_text and is_text else piece
+        is_after_text = is_text
+    return joined
 
 
 @cache

@@ -37,6 +37,7 @@ from holdfast.worker.kv.layer import Layer, LayerKV
 from holdfast.worker.kv.quantized import QuantizedKV
 from holdfast.worker.kv.recurrent import RecurrentState
 from holdfast.worker.kv.window import ChunkKV, WindowKV
+from tests.simulation.vision import with_images
 from tests.simulation.world import World
 
 BUNDLED = Path(__file__).parents[2] / "src/holdfast/models/bundled/holdfast-demo"
@@ -362,7 +363,7 @@ class ToyRunner(Runner):
         if not each.is_decoding:
             known = np.array(sequence.known_token_ids, copy=False)
             tokens: list[int] = known[span.start : span.start + span.tokens].tolist()
-            return tokens
+            return with_images(each, tokens)
         if span.tokens == 1:
             return [sequence.last_token]
         return [*sequence.repeated, sequence.last_token, *span.drafted]

@@ -27,7 +27,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -448,6 +448,15 @@ class SimulatedDisk:
         return found
 
     # -- calls with a descriptor
+
+    def duplicate(self, number: int, process: Process) -> int:
+        """Another process gets an open file, too. Not an event. Returns its descriptor there."""
+        given = self.descriptor(number, "duplicate")
+        given.inode.opens += 1
+        copy = replace(given, number=next(self._numbers), real=os.dup(given.real), owner=process)
+        self._descriptors[copy.number] = copy
+        self.own(process)[copy.number] = copy
+        return copy.number
 
     def close_descriptor(self, number: int) -> None:
         """Close a file. Not an event, because garbage collection may close a file anywhere."""

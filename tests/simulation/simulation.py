@@ -74,6 +74,7 @@ class Simulation:
             second=self.options["second_layer"],
             repeats=self.options["repeats"],
             has_draft_model=self.options["has_draft_model"],
+            sees_images="" if self.options["adapters"] else self.options["sees_images"],
             adapters=tuple(self.options["adapters"]),
             runs_ahead=self.options["runs_ahead"],
             deadly=Deadly(kind=scenario.order % 3),

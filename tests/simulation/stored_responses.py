@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.actions import Turn
-from tests.simulation.conversations import Message
+from tests.simulation.conversations import Message, read_parts
 from tests.simulation.network import Broken, Exchange
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def _read(simulation: Simulation, stored: StoredResponse) -> None:
     listed = _own(simulation, stored, action="/input_items", query="order=asc&limit=100")
     if listed is not None:
         items = listed.json["data"]
-        texts = ["\n".join(part["text"] for part in item["content"]) for item in items]
+        sees_images = bool(simulation.machine.sees_images)
+        texts = [read_parts(item["content"], sees_images=sees_images) for item in items]
         right = [each["content"] for each in stored.read[:-1]][-len(texts) :]
         if texts != right or not texts:
             simulation.violation("stored responses stay", f"{stored.id} has the input {texts}")

@@ -42,6 +42,7 @@ from holdfast.worker.prefix.index import PrefixIndex
 from holdfast.worker.scheduler.scheduler import Scheduler
 from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.sessions.service import SessionService
+from tests.simulation import vision
 from tests.simulation.device import (
     Costs,
     Deadly,
@@ -87,6 +88,10 @@ class Machine:
     second: SecondLayer = "none"  # of all models
     repeats: bool = False
     has_draft_model: bool = False
+    sees_images: vision.Vision = ""
+    image_faults: list[vision.ImageFault] = field(default_factory=list)  # of the next tasks
+    # how often the image process has failed with each image
+    image_faults_of: Counter[str] = field(default_factory=Counter)
     adapters: tuple[str, ...] = ()  # of all models
     # of the weights of each model, and of each adapter (MODEL:ADAPTER)
     versions: Counter[str] = field(default_factory=Counter)
@@ -162,6 +167,7 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
         machine.starts.append((worker.name, worker.loop is not None))
 
     process.ends.append(forget)
+    vision.belongs_to(machine, process)
     pulse = Pulse(interval_seconds=settings.residency.heartbeat_seconds)
     heart = Heart(assignment.heartbeat_endpoint, pulse)
 
@@ -234,6 +240,12 @@ def _build(
     assert native.form is not None
     engine._runner.set_form(native.form)
     forms = KVForms(default=settings.model.kv_bits, costs=by_bits, refused={})
+    engine.images = vision.open_images(
+        Path(settings.images),
+        weights=weights.name,
+        fingerprint=fingerprint_of(weights),
+        vision=machine.sees_images,
+    )
     plan_for = _planner(machine, settings)
     plan = plan_for(settings.share.state_bytes)
     draft_model = None
@@ -351,6 +363,7 @@ def _build(
         is_on_cpu=True,
         fingerprint=fingerprint,
         load_seconds=machine.load_seconds,
+        vision=vision.VISION if machine.sees_images else None,
     )
     return loop, info
 

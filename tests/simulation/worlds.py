@@ -28,9 +28,10 @@ from typing import Any  # noqa: E402
 
 import mlx.core as mx  # noqa: E402
 
-from tests.simulation import front, watching, worker  # noqa: E402
+from tests.simulation import front, vision, watching, worker  # noqa: E402
 
 front.install()
+vision.install()
 watching.install()
 worker.install()
 
