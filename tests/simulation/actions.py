@@ -150,6 +150,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "adapters": [],  # names; every model has them
     "has_draft_model": False,
     "sees_images": "",  # `vision.Vision`
+    "image_bytes": None,  # on disk
     "repeats": False,  # whether the model repeats itself, so that drafts can be right
     "runs_ahead": False,  # a step is dispatched before the previous one is collected, as on a GPU
     "begins_ready": True,  # the first action waits until the server takes requests
@@ -202,7 +203,16 @@ TROUBLES: Mapping[str, int] = {
     "machine sleeps": 2,
     "memory is short": 2,
     "memory is enough": 1,
+    "image process dies": 2,
+    "image process hangs": 2,
+    "image process is slow": 1,
+    "image process does not start": 1,
+    "vision tower fails": 1,
 }
+OF_IMAGES = {
+    "image process dies", "image process hangs", "image process is slow",
+    "image process does not start", "vision tower fails",
+}  # fmt: skip
 DISK_OPERATIONS = (
     "open", "read", "write", "sync", "rename", "unlink", "stat", "list", "mkdir", "touch", "sqlite",
 )  # fmt: skip
@@ -211,7 +221,7 @@ FREQUENT = ("open", "read", "write", "sync", "rename", "unlink", "sqlite")  # th
 STOPS = (("qu",), ("e ", "ing", "in"), (" th", "é"), ("zzzz",), ("日", "🎉"))
 KEYS = ("", "alice", "bob")  # the names of API keys; "": the administrator's
 DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EINTR)
-DISK_PLACES = ("", "", ".block", "/blocks/", "/incoming/", "/index/", "/sessions/")
+DISK_PLACES = ("", "", ".block", "/blocks/", "/incoming/", "/index/", "/sessions/", "/images/")
 # what the requests of an agent usually have in common, so that each continues the one before
 HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts")
 # fields of turns that many worlds leave alone, so that the others come together more often
@@ -251,6 +261,7 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "has_draft_model": dice.random() < 0.15,
         "repeats": dice.random() < 0.3,
         "sees_images": dice.choice(("", "", "one way", "both ways")),
+        "image_bytes": dice.choice((None, None, 1024)),
     }
 
 
@@ -266,7 +277,7 @@ def scenario_of(seed: int) -> Scenario:
     trouble_share = dice.choice((0.0, 0.15, 0.3, 0.4))
     branch_share = dice.choice((0.04, 0.04, 0.2))
     call_share = dice.choice((0.04, 0.04, 0.15))
-    kinds = _some_troubles(dice)
+    kinds = _some_troubles(dice, options)
     operations = dice.choice((DISK_OPERATIONS, (dice.choice(FREQUENT),), ("any",)))
     left_out = _left_out(dice)
     agents = [f"a{number}" for number in range(min(dice.choice((1, 2, 3, 6, 12)), actions // 4))]
@@ -361,15 +372,18 @@ def scenario_of(seed: int) -> Scenario:
     return Scenario(order=seed, actions=tuple(found), options=options)
 
 
-def _some_troubles(dice: random.Random) -> Mapping[str, int]:
+def _some_troubles(dice: random.Random, options: Mapping[str, Any]) -> Mapping[str, int]:
     """All kinds of troubles, or a few of them, with their weights."""
-    few = dice.choice((len(TROUBLES), len(TROUBLES), 2, 5))
-    chosen = set(dice.choices(list(TROUBLES), weights=list(TROUBLES.values()), k=few))
-    return (
-        TROUBLES
-        if few == len(TROUBLES)
-        else {each: TROUBLES[each] for each in TROUBLES if each in chosen}
-    )
+    weights = {
+        kind: weight
+        for kind, weight in TROUBLES.items()
+        if options["sees_images"] or kind not in OF_IMAGES
+    }
+    few = dice.choice((None, None, 2, 5))
+    if few is None:
+        return weights
+    chosen = set(dice.choices(list(weights), weights=list(weights.values()), k=few))
+    return {each: weights[each] for each in weights if each in chosen}
 
 
 def _left_out(dice: random.Random) -> dict[str, Any]:

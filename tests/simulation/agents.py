@@ -4,6 +4,7 @@ protocols, and checks every answer against the oracle.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import deque
@@ -17,7 +18,7 @@ from tests.simulation.actions import BLOCK, Turn
 from tests.simulation.conversations import Message, runs_in_background
 from tests.simulation.device import END_TOKEN, plain_tokens, tokenizer
 from tests.simulation.network import Broken, Exchange
-from tests.simulation.pictures import as_tokens, mark
+from tests.simulation.pictures import MARK, as_tokens, mark
 from tests.simulation.stored_responses import (
     Found,
     Lost,
@@ -191,15 +192,23 @@ class Agent:
         return bool(self._simulation.machine.sees_images)
 
     def _prompts(self, request: Request) -> list[str]:
-        """The texts that the model may read. A stored answer may be missing if it was lost."""
+        """The texts that the model may read. A stored answer may be missing if it was lost, and there may
+        be notes in place of images with which the image process has failed too often.
+        """
         before = request.before
         if request.is_refused:
             return []
-        if before is None or before.is_deleted or not may_be_lost(self._simulation, before):
-            return [request.prompt]
-        last = len(before.read) - 1
-        read = [*request.read[:last], *request.read[last + 1 :]]
-        return [request.prompt, conversations.prompt(request.turn, read)]
+        reads = [request.read]
+        if before is not None and not before.is_deleted and may_be_lost(self._simulation, before):
+            last = len(before.read) - 1
+            reads.append([*request.read[:last], *request.read[last + 1 :]])
+        deadly = self._simulation.machine.deadly_images() & set(MARK.findall(request.prompt))
+        return [
+            conversations.prompt(request.turn, conversations.without_images(read, {*names}))
+            for read in reads
+            for count in range(len(deadly) + 1)
+            for names in itertools.combinations(sorted(deadly), count)
+        ]
 
     def _ask_often(self, request: Request) -> Heard | None:
         """Retry until the answer is complete; None if it cannot be had."""

@@ -19,12 +19,14 @@ from tests.simulation.checks_store import StoreChecks
 from tests.simulation.checks_workers import WorkerChecks
 from tests.simulation.device import SimulatedFailure
 from tests.simulation.excuses import Excuses
+from tests.simulation.vision import TowerFailed
 from tests.simulation.world import Killed
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
     from tests.simulation.simulation import Simulation
 
+_CAUSES = OSError | SimulatedFailure | TowerFailed | ReadFailed | HoldfastError | Killed
 MOST_FILES = 24  # open in one idle process
 
 
@@ -96,6 +98,11 @@ class Checks:
         }
         if any(left.values()):
             self._violation("nothing outlives its owner", f"at rest, the server has {left}")
+        if services.images.folder._holds:
+            self._violation("nothing outlives its owner", "the server holds images")
+        if not self.excuses.disk_has_failed():
+            with self.simulation.disk.bypassed():
+                services.images.folder.check_invariants()
         resumable.check_invariants()
         services.telemetry.misses.check_invariants()
         for slot in front.residency._slots.values():
@@ -117,7 +124,7 @@ class Checks:
         has_nan = any(kind == "a step computes NaN" for kind, _, _ in self.excuses.all)
         cause: BaseException | None = error
         while cause is not None:
-            if isinstance(cause, OSError | SimulatedFailure | ReadFailed | HoldfastError | Killed):
+            if isinstance(cause, _CAUSES):
                 return
             if has_nan and isinstance(cause, DraftModelFailed):
                 return

@@ -15,6 +15,8 @@ from tests.simulation.checks_part import Part
 from tests.simulation.device import tokenizer
 from tests.simulation.excuses import LONGEST_SILENCE
 from tests.simulation.pictures import as_tokens
+from tests.simulation.vision import ImageFault
+from tests.simulation.worker import DEATHS_OF_AN_IMAGE
 
 if TYPE_CHECKING:
     from tests.simulation.checks_links import Asked
@@ -22,9 +24,12 @@ if TYPE_CHECKING:
 
 LEAST_DEATHS = 5  # of workers: three, and two while the request ran alone
 LEAST_FAILED_STARTS = 3  # in a row, until open requests end
+LONGEST_IMAGE_SECONDS = 60.0  # until an image has had both its attempts
 LONGEST_TICK = 5.0  # of a sleep, so many seconds may count
 # troubles after which it is known which conversations have killed workers
 _KNOWN_DEATHS = {"a conversation kills", "a step computes a conversation that kills its process"}
+# the errors of a request with an image that the model cannot use
+_OF_AN_IMAGE = {"invalid_value", "invalid_prompt", "invalid_request_error", "unsupported_content"}
 _ENDS_OF_SERVER = ("server is shutting down", "the server stopped", "the server cancelled")
 _FAILURES = ("the model failed on this request", "the request failed; the server's log")
 
@@ -69,8 +74,8 @@ class RefusalChecks(Part):
             if wrong:
                 self._violation("true refusals", f"{wrong}, but {said}")
             return
-        if heard.status == 400 and not prompts:
-            return  # an image cannot be used
+        if not prompts and heard.error in _OF_AN_IMAGE:
+            return
         if heard.status in (400, 401, 403, 404, 422):
             self._violation("true refusals", said)
         if self.simulation.options["max_loaded"] == 1:
@@ -96,6 +101,8 @@ class RefusalChecks(Part):
                 return self._contradicts_first_start(refusal)
             if refusal.mentions(*_FAILURES):
                 return self._contradicts_steps(refusal)
+        if (wrong := self._contradicts_images(refusal)) is not None:
+            return wrong
         if refusal.mentions("stored responses cannot be used"):
             return "" if self.checks.excuses.disk_has_failed() else "the disk is good"
         if refusal.mentions("killed the worker process", "ran alone"):
@@ -112,6 +119,30 @@ class RefusalChecks(Part):
             return self._contradicts_queue(refusal)
         if refusal.heard.status == 404 and not self.checks.answers.has_model(refusal.turn):
             return ""
+        return None
+
+    def _contradicts_images(self, refusal: _Refusal) -> str | None:
+        """What contradicts a reason that is about images; None: the reason is another one."""
+        excuses, model = self.checks.excuses, refusal.turn.model
+        since = refusal.began - LONGEST_IMAGE_SECONDS
+        if refusal.mentions("the image process failed", "crashes the decoder"):
+            kinds = (ImageFault.DIES, ImageFault.HANGS, ImageFault.SPINS)
+            if refusal.mentions("crashes the decoder"):
+                most = max(self.simulation.machine.image_faults_of.values(), default=0)
+                return "" if most >= DEATHS_OF_AN_IMAGE else f"an image has had {most} failures"
+            failed = excuses.image_faults(model, *kinds, since=since)
+            return "" if failed >= 2 else f"the image process has failed {failed} times"
+        if refusal.mentions("image process did not start"):
+            failed = excuses.image_faults(model, ImageFault.NO_START, since=since)
+            return "" if failed else "all image processes have started"
+        if refusal.mentions("vision tower failed"):
+            failed = excuses.image_faults(model, ImageFault.NO_FEATURES, since=since)
+            return "" if failed >= 2 else f"the vision tower has failed {failed} times"
+        if refusal.mentions("an image cannot be processed"):
+            could_fail = any(each.kind == "no image process starts" for each in excuses.all)
+            return "" if could_fail or excuses.disk_has_failed() else "nothing has failed"
+        if refusal.mentions("images cannot be kept", "file of an image", "processed image cannot"):
+            return "" if excuses.disk_has_failed() else "the disk is good"
         return None
 
     def _contradicts_starts(self, refusal: _Refusal) -> str:

@@ -14,6 +14,7 @@ from tests.simulation.actions import BLOCK, Call
 from tests.simulation.checks_links import DURABLE_SECONDS
 from tests.simulation.checks_part import Part
 from tests.simulation.excuses import HARMLESS_TO_STORE, LONGEST_SILENCE
+from tests.simulation.vision import program_of
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
@@ -148,6 +149,9 @@ class WorkerChecks(Part):
                 f"at rest {worker.name} has {statistics.running} running, {statistics.queued} "
                 f"queued, {open_sequences} open sequences, and {live}",
             )
+        images = worker.engine.images
+        if images is not None and (images.is_busy or images._questions or images._processing):
+            self._violation("nothing outlives its owner", f"{worker.name} still processes images")
         most = worker.settings.store.ram_bytes
         parked = 0 if worker.cache is None else worker.cache.live.held.parked_bytes
         if most is not None and parked > most:
@@ -209,6 +213,12 @@ class WorkerChecks(Part):
         in no other way.
         """
         worker = self.simulation.machine.workers.get(process.pid)
+        if (program := program_of(process)) is not None:
+            worker = self.simulation.machine.workers.get(program.worker.pid)
+            is_ending = worker is None or worker.loop is None or worker.loop._is_closing
+            if program.is_working and not is_ending:
+                self._violation("no needless kill", f"{process.name} is killed, but works")
+            return
         is_loading = worker is None or worker.loop is None
         model = worker.name if worker is not None else ""
         if not is_loading and not self.checks.excuses.may_be_killed(model):

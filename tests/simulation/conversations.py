@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
-import base64
 from collections.abc import Mapping, Sequence, Set
 from functools import cache
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tests.simulation.actions import Turn
 from tests.simulation.device import BUNDLED
-from tests.simulation.pictures import MARK, PICTURES, mark_of_url
+from tests.simulation.pictures import MARK, PICTURES, mark, mark_of_url
 
 Message: TypeAlias = dict[str, str]
 _SPLIT = re.compile(f"({MARK.pattern.replace('(', '(?:')})")
@@ -197,6 +197,17 @@ def _seen(piece: str, *, sees_images: bool) -> str:
     if not sees_images:
         return _TEXT_ONLY
     return _UNREADABLE if PICTURES[found[1]].is_damaged else piece
+
+
+def without_images(messages: Sequence[Message], names: Set[str]) -> list[Message]:
+    """Messages as the model reads them if it cannot see these images."""
+
+    def read(message: Message) -> Message:
+        pieces = [piece for piece in _SPLIT.split(message["content"]) if piece]
+        notes = {mark(name): _UNREADABLE for name in names}
+        return {**message, "content": _joined([notes.get(piece, piece) for piece in pieces])}
+
+    return [read(each) for each in messages]
 
 
 def read_parts(parts: Sequence[Mapping[str, Any]], *, sees_images: bool) -> str:

@@ -192,6 +192,10 @@ class SimulatedDisk:
         """The sorted paths of the files with this suffix."""
         return [path for path in files(self.folder) if path.endswith(suffix)]
 
+    def files_in(self, folder: str) -> list[str]:
+        """The sorted paths of the files beneath all folders of this name."""
+        return [path for path in files(self.folder) if f"/{folder}/" in path]
+
     def power_cut(self, *, loses_all: bool) -> None:
         """Put the files into a state that a power cut may leave. All processes must be dead. loses_all:
         all unsynced data is lost.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.front.fleet.supervised_worker import LONGEST_BACKOFF_SECONDS
 from tests.simulation.actions import Trouble
 from tests.simulation.checks_part import Part
+from tests.simulation.vision import ImageFault
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ HARMLESS_TO_STORE = {
     "a load kills its process", "a load hangs",
     "server dies", "server restarts", "power cut", "power cut after syncs", "machine sleeps",
     "clock jumps", "model is unloaded",
+    "image process dies", "the image process dies", "image process hangs", "the image process hangs",
+    "the image process computes without end", "image process is slow", "the image process is slow",
+    "image process does not start", "the image process does not start", "no image process starts",
+    "vision tower fails", "the image process is not to blame, but the vision tower fails",
 }  # fmt: skip
 # faults after which a stored block may be missing or damaged
 OF_DISK = {"disk error", "disk is full", "file is damaged", "file vanishes", "power cut"}
@@ -135,6 +140,13 @@ class Excuses(Part):
         """The time by which the server must have recovered from all faults."""
         return max(
             (each.at + RECOVERY_SECONDS.get(each.kind, 0.0) for each in self.all), default=0.0
+        )
+
+    def image_faults(self, model: str, *kinds: ImageFault, since: float) -> int:
+        """How many faults of these kinds have happened to images of a model."""
+        names = {f"the image process {kind.value}" for kind in kinds}
+        return sum(
+            each.kind in names and each.model == model and each.at >= since for each in self.all
         )
 
     def disk_has_failed(self) -> bool:

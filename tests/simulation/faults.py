@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.actions import Trouble
 from tests.simulation.device import Fault
+from tests.simulation.vision import ImageFault
 from tests.simulation.worker import SimulatedWorker
 from tests.simulation.world import Process
 
@@ -20,6 +21,13 @@ _OF_STEPS = {
     "worker hangs": Fault.HANG,
 }
 
+_OF_IMAGES = {
+    "image process dies": (ImageFault.DIES,),
+    "image process hangs": (ImageFault.HANGS, ImageFault.SPINS),
+    "image process is slow": (ImageFault.SLOW,),
+    "image process does not start": (ImageFault.NO_START,),
+    "vision tower fails": (ImageFault.NO_FEATURES,),
+}
 _OF_A_MODEL = {"worker dies", "worker is suspended"}
 _CUT_SECONDS = (0.0, 0.0005, 0.005, 0.05)  # between a sync and a power cut
 
@@ -38,6 +46,9 @@ def cause(simulation: Simulation, trouble: Trouble) -> None:
                 if worker.draft_engine is not None and trouble.number % 3 == 0:
                     engine = worker.draft_engine
                 engine.faults += [None] * (trouble.number - 1) + [_OF_STEPS[kind]]
+        case kind if kind in _OF_IMAGES:
+            faults = _OF_IMAGES[kind]
+            machine.image_faults += [faults[trouble.number % len(faults)]] * trouble.number
         case "a conversation kills":
             machine.deadly.left = trouble.number
         case "worker dies":
@@ -127,6 +138,7 @@ def _resume(simulation: Simulation, process: Process, trouble: Trouble) -> None:
 def end_all(simulation: Simulation) -> None:
     """Cancel all faults that have not happened yet."""
     simulation.machine.loads.clear()
+    simulation.machine.image_faults.clear()
     simulation.machine.deadly.left = 0
     simulation.machine.failing_starts = simulation.machine.short_lives = 0
     for worker in simulation.machine.workers.values():

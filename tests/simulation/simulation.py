@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config import (
+    ImagesSettings,
     LogSettings,
     ResidencySettings,
     SchedulerSettings,
@@ -177,6 +178,9 @@ class Simulation:
                 max_sessions=options["max_sessions"],
                 disk_bytes=options["store_bytes"],
             ),
+            images=ImagesSettings()
+            if options["image_bytes"] is None
+            else ImagesSettings(disk_bytes=options["image_bytes"]),
             log=LogSettings(level="warning"),
         )
 
@@ -284,6 +288,7 @@ class Simulation:
                 disk.full_until = max(disk.full_until, self.world.now + trouble.seconds)
             case kind:
                 files = [*disk.files(".block"), *disk.files(".session")]
+                files += disk.files_in("images")
                 files = [path for path in files if "quarantine" not in path]
                 if not files:
                     return

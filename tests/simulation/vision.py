@@ -7,9 +7,10 @@ from __future__ import annotations
 import enum
 import hashlib
 import itertools
+import math
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
@@ -34,7 +35,7 @@ from tests.simulation.world import Process, world
 
 Vision: TypeAlias = Literal["", "one way", "both ways"]
 VISION = VisionInfo(template_placeholder=PLACEHOLDER, written=PLACEHOLDER, placeholder=PLACEHOLDER)
-RAM_BYTES = 3000  # of features
+RAM_BYTES, DISK_BYTES = 3000, 6000  # of features
 STALL_SECONDS = 2.0  # in place of 20 s, in which the worker's loop polls 20,000 times
 TASK_SECONDS = 5  # in place of 60 s
 _IMAGE_TOKEN = 0  # the placeholder's
@@ -48,6 +49,10 @@ class ImageFault(enum.Enum):
     SPINS = "computes without end"
     SLOW = "is slow"
     NO_START = "does not start"
+    NO_FEATURES = "is not to blame, but the vision tower fails"
+
+
+_OF_A_TASK = {ImageFault.DIES, ImageFault.HANGS, ImageFault.SPINS, ImageFault.SLOW}
 
 
 # -- the model
@@ -57,7 +62,7 @@ class _ToyModel:
     """In place of a model of mlx-vlm."""
 
     def __init__(self, weights: str, vision: Vision) -> None:
-        self._weights = weights
+        self._weights, self._worker = weights, world().here
         both_ways = "vision" if vision == "both ways" else None
         text_config = SimpleNamespace(use_bidirectional_attention=both_ways)
         self.config = SimpleNamespace(image_token_id=_IMAGE_TOKEN, text_config=text_config)
@@ -67,9 +72,15 @@ class _ToyModel:
         """The features of an image: float32 [1, tokens, parts]."""
         found = world()
         found.block(found.random.uniform(0.0005, 0.02))
+        if _planned(self._worker, {ImageFault.NO_FEATURES}):
+            raise TowerFailed("the simulated vision tower failed")
         parts = parts_of(np.array(pixels).tobytes(), ids.size, self._weights)
         embeddings = mx.array(np.array([parts], np.float32))
         return SimpleNamespace(to_dict=lambda: {"inputs_embeds": embeddings})
+
+
+class TowerFailed(RuntimeError):
+    """The vision tower fails, as a real one does with a RuntimeError."""
 
 
 class _ToyProcessor:
@@ -103,7 +114,7 @@ def open_images(
             folder / "features",
             fingerprint=hashlib.sha256(fingerprint.encode()).hexdigest(),
             ram_bytes=RAM_BYTES,
-            disk_bytes=1 << 20,
+            disk_bytes=DISK_BYTES,
         ),
     )
 
@@ -225,8 +236,9 @@ class _Program:
         self.process = found.process(f"images of {self.worker.name}")
         self.link.process = self.process
         self.pid = self.process.pid
-        self._busy_since: float | None = None
-        self._busy_seconds = 0.0
+        self.is_working = False  # without a fault
+        self._work_began = -math.inf  # the latest piece of work
+        self._work_seconds = self._earlier_seconds = 0.0
         self.process.ends.append(self.link.close)
         _programs[self.pid] = self
         task = self.process.spawn(self._main, "main")
@@ -240,6 +252,7 @@ class _Program:
             world().wake(task)
 
     def kill(self) -> None:
+        world().on_kill(self.process)
         self.process.kill()
 
     def wait(self, seconds: float) -> None:
@@ -248,19 +261,17 @@ class _Program:
     @property
     def cpu_seconds(self) -> float:
         """The processor time that it has used."""
-        since = self._busy_since
-        return self._busy_seconds + (0.0 if since is None else world().now - since)
+        return self._earlier_seconds + min(world().now - self._work_began, self._work_seconds)
 
     def _work(self, seconds: float) -> None:
-        found = world()
-        self._busy_since = found.now
-        found.block(seconds)
-        self._busy_seconds, self._busy_since = self.cpu_seconds, None
+        self._earlier_seconds += self._work_seconds
+        self._work_began, self._work_seconds = world().now, seconds
+        world().block(seconds)
 
     def _main(self) -> None:
         found = world()
         self._work(found.random.uniform(0.05, 1.0))
-        if self._fault(is_start=True) is ImageFault.NO_START:
+        if _planned(self.worker, {ImageFault.NO_START}):
             self.process.exit(1)
             found.block()
         self.link.send(STARTED)
@@ -273,8 +284,9 @@ class _Program:
 
     def _carry_out(self, task: ImageTask, descriptor: int) -> None:
         found = world()
-        fault = self._fault(is_start=False)
-        if fault is not None:
+        fault = _planned(self.worker, _OF_A_TASK)
+        self.is_working = fault is None
+        if fault is not ImageFault.SLOW and fault is not None:
             self._machine.image_faults_of[task.image_name] += 1
         if fault is ImageFault.HANGS:
             found.block()
@@ -288,20 +300,28 @@ class _Program:
             self.link.send(message[: found.random.randrange(len(message))])
             self.process.kill()
             found.block()
+        self.is_working = False
         half = found.random.randrange(1, len(message))
         self.link.send(message[:half])
         found.yield_now()
         self.link.send(message[half:])
 
-    def _fault(self, *, is_start: bool) -> ImageFault | None:
-        """The planned fault of a start, or of a task."""
-        planned = self._machine.image_faults
-        if not planned or (planned[0] is ImageFault.NO_START) != is_start:
-            return None
-        fault: ImageFault = planned.pop(0)
-        world().on_fault(self.worker, f"the image process {fault.value}")
-        world().tell(f"the image process of {self.worker.name} {fault.value}")
-        return fault
+
+def program_of(process: Process) -> _Program | None:
+    """The image process that a process of the world is."""
+    return _programs.get(process.pid)
+
+
+def _planned(worker: Process, kinds: Set[ImageFault]) -> ImageFault | None:
+    """The next planned fault of these kinds, which happens now; None if there is none."""
+    faults = _machines[worker].image_faults
+    for fault in faults:
+        if fault in kinds:
+            faults.remove(fault)
+            world().on_fault(worker, f"the image process {fault.value}")
+            world().tell(f"the image process of {worker.name} {fault.value}")
+            return fault
+    return None
 
 
 _programs: dict[int, _Program] = {}

@@ -29,6 +29,8 @@ from holdfast.worker.prefix.live_tier import LiveTier
 from holdfast.worker.prefix.lookup import ReusePlan
 from holdfast.worker.prefix.tiers import RamTier
 from holdfast.worker.sessions.registry import SessionRegistry
+from holdfast.worker.vision.feature_cache import FeatureCache
+from holdfast.worker.vision.image_process import ImageProcess
 from tests.simulation.checks import running
 
 
@@ -240,6 +242,10 @@ _CACHE_EVENTS = (
     (IoThread, "_pause", "the store pauses"),
     (IoThread, "_count_evicted", "files are evicted"),
     (StoreMaintenance, "recheck_file", "a file is read again"),
+    (ImageProcess, "_begin_next", "an image is processed"),
+    (ImageProcess, "_handle_failure", "the image process fails"),
+    (FeatureCache, "_read", "features are read"),
+    (FeatureCache, "_write", "features are written"),
 )
 
 

@@ -56,10 +56,12 @@ from tests.simulation.device import (
     make_engine,
 )
 from tests.simulation.links import Wake
+from tests.simulation.pictures import name_of_file
 from tests.simulation.world import Killed, Process, World, world, world_or_none
 
 _REAL_GETPID = os.getpid
 CONTEXT_TOKENS = 8192
+DEATHS_OF_AN_IMAGE = 4  # of image processes, until it is refused
 VOCAB_SIZE = 1536  # of the bundled tokenizer
 
 
@@ -95,6 +97,15 @@ class Machine:
     adapters: tuple[str, ...] = ()  # of all models
     # of the weights of each model, and of each adapter (MODEL:ADAPTER)
     versions: Counter[str] = field(default_factory=Counter)
+
+    def deadly_images(self) -> set[str]:
+        """The pictures that may be refused because the image process has failed with them too often."""
+        planned = len(self.image_faults)
+        return {
+            name_of_file(image)
+            for image, failures in self.image_faults_of.items()
+            if failures + planned >= DEATHS_OF_AN_IMAGE
+        }
 
     def most_failed_starts(self, model: str) -> int:
         """How many starts of a model's worker have failed in a row, at most. `starts` has the model
