@@ -381,6 +381,34 @@ FAULTS: Sequence[Fault] = (
         ("store/maintenance.py",
          "    kept.update(entry.block.key for entry in by_depth if entry.pinned)\n", ""),
     ),
+    # -- images
+    _fault(
+        "the keys of an image do not depend on its content",
+        ("wire/images.py", "shake_256(bytes.fromhex(layout.image))", 'shake_256(b"")'),
+    ),
+    _fault(
+        "tenants share images",
+        ("models/image_files.py", "[:_TENANT_DIGITS] if tenant else", "[:_TENANT_DIGITS] if not tenant else"),
+    ),
+    _fault(
+        "images of the same size are taken for each other",
+        ("front/images/sources.py",
+         "return len(sent), hash(sent), xxhash.xxh3_128_intdigest(sent)", "return len(sent), 0, 0"),
+    ),
+    _fault(
+        "a resumed answer loses its images",
+        ("front/link/model_client.py",
+         "want_prompt_logprobs=False\n        )\n    open_request",
+         "want_prompt_logprobs=False, images=()\n        )\n    open_request"),
+    ),
+    _fault(
+        "the features of other weights are used",
+        ("worker/vision/feature_cache.py", "fingerprint[:_FINGERPRINT_DIGITS]", '""'),
+    ),
+    _fault(
+        "the file of an image is not checked against its hash",
+        ("models/image_files.py", "if name is not None and hashlib", "if False and hashlib"),
+    ),
 )  # fmt: skip
 
 
