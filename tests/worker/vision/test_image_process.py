@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from holdfast.worker.vision import image_process, load
 from holdfast.worker.vision.feature_cache import FeatureCache
 from holdfast.worker.vision.image_process import ImageFile, ImageProcess, ImageResult
 from holdfast.worker.vision.image_worker import (
+    STARTED,
     ImageDone,
     ImageLost,
     ImageRefused,
@@ -150,6 +152,27 @@ def test_a_killed_process_is_replaced(beside: VisionBeside, shared: ImageProcess
     found = result_of(shared, keep_image(beside.images, png(3)))
     assert isinstance(found, ImageFile)
     assert shared.pid != before
+
+
+def test_an_image_is_tried_again_if_its_process_starts_and_dies_between_two_polls(
+    beside: VisionBeside,
+) -> None:
+    image = keep_image(beside.images, png(9))
+    process = process_of(beside)
+    process.begin(image, max_pixels=None)
+    assert process._process is not None and process.pid is not None
+    link = process._process._link
+
+    def has_started() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            return link.recv(1, socket.MSG_PEEK) == STARTED
+        return False
+
+    until(has_started, "the image process to start")
+    os.kill(process.pid, signal.SIGKILL)
+    psutil.Process(process.pid).wait()
+    assert isinstance(result_of(process, image), ImageFile)
+    process.close()
 
 
 @pytest.mark.slow

@@ -314,27 +314,34 @@ class _Process:
 
     def answer(self) -> ImageOutcome | None:
         """The answer to the task; None if there is none yet. Raises _ProcessFailed."""
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                try:
-                    part = self._link.recv(_READ_BYTES)
-                except ConnectionError:
-                    part = b""
-                if not part:
-                    raise _ProcessFailed("it has ended")
-                self._received += part
+        has_ended = self._receive()
         if not self.has_started and self._received:
             del self._received[: len(STARTED)]
             self.has_started = True
             self._limits = _ResourceLimits(self.pid, seconds=MAX_SECONDS, clock=self._clock)
         size = int.from_bytes(self._received[:HEAD_BYTES], "big")
         if len(self._received) < HEAD_BYTES or len(self._received) < HEAD_BYTES + size:
+            if has_ended:
+                raise _ProcessFailed("it has ended")
             self._limits.check()
             return None
         packed = bytes(self._received[HEAD_BYTES : HEAD_BYTES + size])
         self._received.clear()
         outcome: ImageOutcome = msgspec.msgpack.decode(packed, type=ImageOutcome)
         return outcome
+
+    def _receive(self) -> bool:
+        """Receive what the process has sent. Returns whether it has ended."""
+        while True:
+            try:
+                part = self._link.recv(_READ_BYTES)
+            except BlockingIOError:
+                return False
+            except ConnectionError:
+                return True
+            if not part:
+                return True
+            self._received += part
 
     def kill(self) -> None:
         """Kill the process. Waits for its end, but not for long."""
