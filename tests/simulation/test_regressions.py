@@ -125,3 +125,20 @@ def test_the_place_of_a_preempted_request_is_taken_at_once(worlds: Worlds) -> No
             },
         ),
     )
+
+
+def test_an_image_is_tried_again_if_its_process_dies_during_a_step(worlds: Worlds) -> None:
+    """A process that had started and died between two polls counted as one that cannot start."""
+    check(
+        worlds,
+        Scenario(
+            order=0,
+            actions=(
+                Turn(at=0.0, agent="a0", max_tokens=60),
+                Trouble(at=1.0, kind="image process dies", number=1),
+                Turn(at=1.0, agent="a1", images=("red",)),
+                Turn(at=20.0, agent="a2"),
+            ),
+            options={"step_seconds": 3.0, "sees_images": "one way"},
+        ),
+    )
