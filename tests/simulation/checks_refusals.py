@@ -131,6 +131,8 @@ class RefusalChecks(Part):
                 most = max(self.simulation.machine.image_faults_of.values(), default=0)
                 return "" if most >= DEATHS_OF_AN_IMAGE else f"an image has had {most} failures"
             failed = excuses.image_faults(model, *kinds, since=since)
+            if excuses.disk_has_failed():
+                return ""
             return "" if failed >= 2 else f"the image process has failed {failed} times"
         if refusal.mentions("image process did not start"):
             failed = excuses.image_faults(model, ImageFault.NO_START, since=since)

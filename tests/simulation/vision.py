@@ -4,6 +4,7 @@ the image process as a process of the world, behind simulated sockets.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import itertools
@@ -31,7 +32,7 @@ from holdfast.worker.vision.processor import Processor
 from tests.simulation.disk import disk_now
 from tests.simulation.links import LEAST_SECONDS, MOST_SECONDS
 from tests.simulation.pictures import PLACEHOLDER, number_of, parts_of, pixels_of
-from tests.simulation.world import Process, world
+from tests.simulation.world import Killed, Process, world
 
 Vision: TypeAlias = Literal["", "one way", "both ways"]
 VISION = VisionInfo(template_placeholder=PLACEHOLDER, written=PLACEHOLDER, placeholder=PLACEHOLDER)
@@ -269,11 +270,16 @@ class _Program:
         world().block(seconds)
 
     def _main(self) -> None:
+        with contextlib.suppress(OSError):  # it ends, as the real one would
+            self._serve()
+        self.process.exit(1)
+        raise Killed
+
+    def _serve(self) -> None:
         found = world()
         self._work(found.random.uniform(0.05, 1.0))
         if _planned(self.worker, {ImageFault.NO_START}):
-            self.process.exit(1)
-            found.block()
+            return
         self.link.send(STARTED)
         while True:
             while len(self.link.received) < HEAD_BYTES:
