@@ -221,7 +221,17 @@ FREQUENT = ("open", "read", "write", "sync", "rename", "unlink", "sqlite")  # th
 STOPS = (("qu",), ("e ", "ing", "in"), (" th", "é"), ("zzzz",), ("日", "🎉"))
 KEYS = ("", "alice", "bob")  # the names of API keys; "": the administrator's
 DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EINTR)
-DISK_PLACES = ("", "", ".block", "/blocks/", "/incoming/", "/index/", "/sessions/", "/images/")
+DISK_PLACES = (
+    "",
+    "",
+    ".block",
+    "/blocks/",
+    "/incoming/",
+    "/index/",
+    "/sessions/",
+    "/images/",
+    "/features/",
+)
 # what the requests of an agent usually have in common, so that each continues the one before
 HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts")
 # fields of turns that many worlds leave alone, so that the others come together more often
@@ -456,7 +466,8 @@ def _images(dice: random.Random, options: Mapping[str, Any]) -> tuple[str, ...]:
     """The images of a message, rarely for a model that sees none."""
     if dice.random() > (0.6 if options["sees_images"] else 0.02):
         return ()
-    return tuple(dice.choices(list(PICTURES), k=dice.choice((1, 1, 2, 3))))
+    weights = [1 if each.is_damaged else 4 for each in PICTURES.values()]
+    return tuple(dice.choices(list(PICTURES), weights=weights, k=dice.choice((1, 1, 2, 3))))
 
 
 def _adapter(dice: random.Random, options: Mapping[str, Any]) -> str:

@@ -269,7 +269,10 @@ def fill_features(folder: Path) -> None:
 
 
 def find_features(folder: Path) -> int:
-    return sum(features(folder).find(str(number)) is not None for number in range(COUNT))
+    cache = features(folder)
+    return sum(
+        cache.has(str(number)) and cache.find(str(number)) is not None for number in range(COUNT)
+    )
 
 
 def use_features(folder: Path, disk: FailingDisk) -> tuple[int, int]:

@@ -54,7 +54,8 @@ class FeatureCache:
         """Whether the features of an image are cached; they may be damaged."""
         if image in self._in_ram:
             return True
-        return self._folder is not None and self._path(self._folder, image).is_file()
+        # unlike `Path.is_file`, returns False if the disk cannot tell
+        return self._folder is not None and os.path.isfile(self._path(self._folder, image))
 
     def find(self, image: str) -> ImageFeatures | None:
         """The features of an image; None if they are not kept, or damaged."""
