@@ -37,7 +37,9 @@ class Turn:
     last one. stores: the response is stored. chains: the request continues the agent's stored response by
     its id. background: it runs in the background. looks: how the agent uses its stored response
     afterwards; "foreign": other callers try to read, cancel and delete it. images: the names of
-    pictures in the new message.
+    pictures in the new message. format: the name of the JSON that the answer must be
+    (`formats.py`). tools: the request declares tools (`tools.py`). tool_choice: whether the answer
+    must call one; "strict": it may, and a grammar holds it to their schemas.
     """
 
     at: float
@@ -76,6 +78,9 @@ class Turn:
     background: bool = False
     looks: Literal["", "read", "events", "foreign", "delete"] = ""
     images: tuple[str, ...] = ()
+    format: Literal["", "any", "point", "words"] = ""
+    tools: bool = False
+    tool_choice: Literal["auto", "strict", "required", "named", "single", "none"] = "auto"
 
     @property
     def model_id(self) -> str:
@@ -233,12 +238,14 @@ DISK_PLACES = (
     "/features/",
 )
 # what the requests of an agent usually have in common, so that each continues the one before
-HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts")
+HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts", "tools")
 # fields of turns that many worlds leave alone, so that the others come together more often
 FEATURES = (
-    "adapter", "background", "chains", "choices", "edge", "forget", "idempotency", "images", "is_batch",
+    "adapter", "background", "chains", "choices", "edge", "forget", "format", "idempotency", "images",
+    "is_batch",
     "kv_bits", "letters", "logprobs", "looks", "parts", "prefills", "reader", "regenerates",
-    "repeats", "seed", "session", "stop", "stores", "system", "timeout_seconds", "twins",
+    "repeats", "seed", "session", "stop", "stores", "system", "timeout_seconds", "tools",
+    "twins",
 )  # fmt: skip
 
 
@@ -459,6 +466,11 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         background=dice.random() < 0.2,
         looks=dice.choice(("", "read", "events", "foreign", "delete")),
         images=_images(dice, options),
+        format=dice.choice(("",) * 7 + ("any", "point", "words")),
+        tools=dice.random() < 0.25,
+        tool_choice=dice.choice(
+            ("auto", "strict", "strict", "required", "required", "named", "single", "none")
+        ),
     )
 
 

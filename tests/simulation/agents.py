@@ -27,8 +27,10 @@ from tests.simulation.stored_responses import (
     is_lost,
     look,
     may_be_lost,
+    may_return,
     text_of,
 )
+from tests.simulation.tools import ToolCall, first_call_end, parsed
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
@@ -72,8 +74,18 @@ class Heard:
     front: SimulatedFront | None = None  # that received the request
     ended_at: float = 0.0
 
+    calls: dict[int, list[ToolCall]] = field(default_factory=dict)  # of each choice
+
     def add(self, choice: int, text: str | None) -> None:
         self.texts[choice] = self.texts.get(choice, "") + (text or "")
+
+    def add_call(self, choice: int, call_id: str, name: str, arguments: str = "") -> None:
+        self.calls.setdefault(choice, []).append(ToolCall(call_id, name, arguments))
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a conversation can continue after it: no call is cut off."""
+        return not (self.calls.get(0) and self.ends.get(0) == "length")
 
 
 @dataclass(frozen=True)
@@ -134,12 +146,11 @@ class Agent:
         if turn.forget:
             kept = max(0, len(self.messages) - turn.forget)
             del self.messages[kept:]
-            while self.messages and self.messages[-1]["role"] == "user":
-                self.messages.pop()
+            drop_question(self.messages)
         if turn.regenerates and self.messages:
             self.messages.pop()
         else:
-            self.messages.append({"role": "user", "content": self._text(turn)})
+            self.messages += self._question(turn)
         marker = f"{self.name}-{self.asked}".replace(".", "x").replace("+", "y").replace(" ", "-")
         request = self._request(turn, marker)
         twins = [
@@ -155,8 +166,8 @@ class Agent:
         self.is_asking = False
         if answer is None and request.is_refused:  # the image stays in the conversation
             self.messages.append({"role": "assistant", "content": UNSEEN})
-        elif answer is None:
-            self.messages.pop()  # it gives up
+        elif answer is None or not answer.is_usable:
+            drop_question(self.messages)  # it gives up
             self.response = None if request.before is not None else self.response
         else:
             self._reply(request, answer)
@@ -199,7 +210,8 @@ class Agent:
         if request.is_refused:
             return []
         reads = [request.read]
-        if before is not None and not before.is_deleted and may_be_lost(self._simulation, before):
+        may_lack = before is not None and may_be_lost(self._simulation, before)
+        if may_lack and (not before.is_deleted or may_return(self._simulation, before)):
             last = len(before.read) - 1
             reads.append([*request.read[:last], *request.read[last + 1 :]])
         deadly = self._simulation.machine.deadly_images() & set(MARK.findall(request.prompt))
@@ -238,7 +250,9 @@ class Agent:
     def _reply(self, request: Request, heard: Heard) -> None:
         turn = request.turn
         begun = conversations.PREFILL if conversations.begins_answer(turn) else ""
-        reply = {"role": "assistant", "content": begun + heard.texts.get(0, "")}
+        reply: Message = {"role": "assistant", "content": begun + heard.texts.get(0, "")}
+        if heard.calls.get(0):
+            reply["calls"] = heard.calls[0]
         self.messages.append(reply)
         if request.before is not None and is_lost(self._simulation, request.before):
             self.response = None
@@ -255,17 +269,30 @@ class Agent:
                 front=heard.front or self._simulation.front,
             )
 
-    def _text(self, turn: Turn) -> str:
+    def _question(self, turn: Turn) -> list[Message]:
+        """The next messages: the user's, or the results of the last answer's calls."""
+        calls = self.messages[-1].get("calls", ()) if self.messages else ()
+        news: list[Message] = [
+            {"role": "tool", "call_id": call.id, "content": f"{call.name} {number}"}
+            for number, call in enumerate(calls)
+        ]
+        news = news or [{"role": "user"}]
+        news[-1]["content"] = self._text(turn, news)
+        return news
+
+    def _text(self, turn: Turn, news: list[Message]) -> str:
+        """The text of the last of the new messages."""
         plain = plain_tokens()
         words = [self._dice.choice(plain) for _ in range(min(turn.tokens, 12))]
         text = f"{self.name} {self.asked}: {tokenizer().decode(words)}{LETTERS[turn.letters]}"
-        for number, name in enumerate(turn.images):  # in different places
+        images = turn.images if news[-1]["role"] == "user" else ()
+        for number, name in enumerate(images):  # in different places
             place = len(text) * number // 2
             text = text[:place] + mark(name) + text[place:]
         filler = max(0, turn.tokens - 12)
         if turn.edge is not None:
-            new = {"role": "user", "content": text + FILLER * filler}
-            read = conversations.as_read(turn, [*self.messages, new], sees_images=self._sees_images)
+            messages = [*self.messages, *news[:-1], {**news[-1], "content": text + FILLER * filler}]
+            read = conversations.as_read(turn, messages, sees_images=self._sees_images)
             prompt = as_tokens(conversations.prompt(turn, read))
             used = len(tokenizer().encode(prompt).ids)
             filler += (turn.edge - used) % BLOCK
@@ -432,6 +459,8 @@ def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
         for choice in event.get("choices", ()):
             text = choice["delta"].get("content") if protocol == "chat" else choice["text"]
             heard.add(choice["index"], text)
+            if protocol == "chat":
+                _hear_calls(choice["index"], choice["delta"], heard)
             _hear_logprobs(choice, heard)
             if choice.get("finish_reason"):
                 heard.ends[choice["index"]] = choice["finish_reason"]
@@ -443,11 +472,19 @@ def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
     if protocol == "messages":
         if kind == "content_block_delta":
             heard.add(0, event["delta"].get("text"))
+            if part := event["delta"].get("partial_json"):
+                heard.calls[0][-1].arguments += part
+        elif kind == "content_block_start" and event["content_block"]["type"] == "tool_use":
+            heard.add_call(0, event["content_block"]["id"], event["content_block"]["name"])
         elif kind == "message_delta":
             _hear_stop(event["delta"], heard)
         heard.has_mark = kind == "message_stop"
     elif kind == "response.output_text.delta":
         heard.add(0, event["delta"])
+    elif kind == "response.output_item.added" and event["item"]["type"] == "function_call":
+        heard.add_call(0, event["item"]["call_id"], event["item"]["name"])
+    elif kind == "response.function_call_arguments.delta":
+        heard.calls[0][-1].arguments += event["delta"]
     elif kind in ("response.completed", "response.incomplete", "response.failed"):
         _hear_response(event["response"], heard, is_whole=False)
         heard.has_mark = True
@@ -460,6 +497,16 @@ def _hear_id(event: dict[str, Any], heard: Heard) -> None:
         heard.request_id = str(whole.get("id") or "")
 
 
+def _hear_calls(choice: int, message: dict[str, Any], heard: Heard) -> None:
+    """Note the calls in a message of chat completions, or a part of one in a delta."""
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        if "id" in call:
+            heard.add_call(choice, call["id"], function["name"], function.get("arguments", ""))
+        else:
+            heard.calls[choice][call["index"]].arguments += function["arguments"]
+
+
 def _hear_logprobs(choice: dict[str, Any], heard: Heard) -> None:
     found = (choice.get("logprobs") or {}).get("content")
     heard.logprobs.setdefault(choice["index"], []).extend(found or ())
@@ -468,6 +515,8 @@ def _hear_logprobs(choice: dict[str, Any], heard: Heard) -> None:
 def _hear_stop(ended: dict[str, Any], heard: Heard) -> None:
     """Note the end of an answer of the Messages API."""
     heard.ends[0] = "length" if ended["stop_reason"] in _LENGTHS else "stop"
+    if ended["stop_reason"] == "tool_use":
+        heard.ends[0] = "tool_calls"
     if (ended["stop_reason"] == "stop_sequence") != (ended["stop_sequence"] is not None):
         heard.ends[0] = f"{ended['stop_reason']} {ended['stop_sequence']}"
     heard.stop = ended["stop_sequence"] or ""
@@ -494,6 +543,10 @@ def _hear_response(response: dict[str, Any], heard: Heard, *, is_whole: bool) ->
         for item in response["output"]:
             for part in item.get("content") or ():
                 heard.add(0, part.get("text"))
+            if item["type"] == "function_call":
+                heard.add_call(0, item["call_id"], item["name"], item["arguments"])
+    if heard.calls.get(0) and heard.ends[0] == "stop":
+        heard.ends[0] = "tool_calls"
 
 
 def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
@@ -507,12 +560,15 @@ def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
         for choice in answer["choices"]:
             text = choice["message"]["content"] if protocol == "chat" else choice["text"]
             heard.add(choice["index"], text)
+            _hear_calls(choice["index"], choice.get("message", {}), heard)
             _hear_logprobs(choice, heard)
             heard.ends[choice["index"]] = choice["finish_reason"]
         _hear_usage(answer["usage"], heard)
     elif protocol == "messages":
         for part in answer["content"]:
             heard.add(0, part.get("text"))
+            if part["type"] == "tool_use":
+                heard.add_call(0, part["id"], part["name"], json.dumps(part["input"]))
         _hear_stop(answer, heard)
     else:
         _hear_response(answer, heard, is_whole=True)
@@ -520,12 +576,16 @@ def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """The oracle's answer. end: its finish reason. stop: the stop sequence that ends it."""
+    """The oracle's answer. end: its finish reason. stop: the stop sequence that ends it. calls: those
+    that are complete. cut: the text of the call that is not.
+    """
 
     text: str
     end: str
     tokens: int
     stop: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    cut: str = ""
 
 
 def expected(tokens: list[int], stops: tuple[str, ...] = ()) -> Expected:
@@ -541,6 +601,31 @@ def expected(tokens: list[int], stops: tuple[str, ...] = ()) -> Expected:
     end, start, stop = min(found)
     used = next(n for n in range(len(shown) + 1) if stop in _text_of(shown[:n])[:end])
     return Expected(text[:start], "stop", used, stop)
+
+
+def expected_calls(tokens: list[int], stops: tuple[str, ...], *, is_single: bool) -> Expected:
+    """The oracle's answer, if the server looks for calls in it. Stop sequences do not end it in a
+    call. is_single: it ends after the first call.
+    """
+    text = _text_of(tokens)
+    stopped = expected(tokens, stops)
+    if stopped.stop and len(stopped.text + stopped.stop) <= len(parsed(text).text):
+        return stopped
+    end = first_call_end(text) if is_single else None
+    ends = tokens[-1] == END_TOKEN
+    used = len(tokens)
+    if end is not None:
+        text = text[:end]
+        used = next(n for n in range(used + 1) if len(_text_of(tokens[:n])) >= end)
+    found = parsed(_text_of(tokens[: used - 1] if end is None and ends else tokens[:used]))
+    reason = ("tool_calls" if found.calls else "stop") if ends or end is not None else "length"
+    return Expected(found.text, reason, used, calls=found.calls, cut=found.cut)
+
+
+def drop_question(messages: list[Message]) -> None:
+    """Drop the messages after the last answer."""
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
 
 
 def _text_of(tokens: list[int]) -> str:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests.simulation.actions import Call, Turn
-from tests.simulation.agents import Expected, Heard, Request, expected
+from tests.simulation.agents import Expected, Heard, Request, expected, expected_calls
 from tests.simulation.checks_part import Part
-from tests.simulation.conversations import comparable, runs_in_background
+from tests.simulation.conversations import comparable, runs_in_background, stops_of
+from tests.simulation.formats import is_of_format
 from tests.simulation.stored_responses import StoredResponse, may_be_lost, may_return
+from tests.simulation.tools import cut_call, has_grammar, has_tools, is_as_chosen, reads_calls
 
 if TYPE_CHECKING:
     from tests.simulation.checks import Checks
@@ -90,7 +92,7 @@ class AnswerChecks(Part):
         if before is not None and self._is_refused_rightly(request_id, turn, before, heard):
             return
         if heard.events and is_whole:
-            self._check_events(request_id, heard.events)
+            self._check_events(request_id, heard)
         if is_whole and not self.has_model(turn):
             self._violation(
                 "true refusals", f"{request_id} is answered by a model that is not there"
@@ -126,13 +128,14 @@ class AnswerChecks(Part):
         if self.simulation.options["max_loaded"] is None and lasted > limit + GRACE_SECONDS:
             self._violation("bounded time", f"{request_id} took {lasted:.1f} of {limit:.1f} s")
 
-    def _check_events(self, request_id: str, events: list[dict[str, Any]]) -> None:
+    def _check_events(self, request_id: str, heard: Heard) -> None:
         """The events of a response come once each and in order. Its status may be repeated: such
         events have numbers, too, but other clients do not receive them.
         """
+        events = heard.events
         numbers = [event["sequence_number"] for event in events]
         kinds = [event["type"].removeprefix("response.") for event in events]
-        kinds = [kind for kind, _ in itertools.groupby(kinds) if kind != "output_text.delta"]
+        kinds = [kind for kind, _ in itertools.groupby(kinds) if not kind.endswith(".delta")]
         text = ["content_part.added", "output_text.done", "content_part.done"]
         item = ["output_item.added", *text, "output_item.done"]
         kinds = [kind for kind in kinds if kind != "queued"]
@@ -141,8 +144,13 @@ class AnswerChecks(Part):
             for place, kind in enumerate(kinds)
             if kind != "in_progress" or kind not in kinds[:place]
         ]
-        right = ["created", "in_progress", *item, kinds[-1]]
-        if numbers != sorted(set(numbers)) or kinds not in (right, [*right[:2], right[-1]]):
+        calls = heard.calls.get(0, [])
+        call = ["output_item.added", "function_call_arguments.done", "output_item.done"]
+        items = [*(item if heard.texts.get(0) else ()), *(call * len(calls))]
+        right = ["created", "in_progress", *items, kinds[-1]]
+        also = right if items else [*right[:2], *item, right[-1]]
+        is_ordered = kinds in (right, also) or not heard.is_usable
+        if numbers != sorted(set(numbers)) or not is_ordered:
             self._violation("ends exactly once", f"{request_id} has the events {numbers} {kinds}")
 
     def _is_refused_rightly(
@@ -210,13 +218,13 @@ class AnswerChecks(Part):
             self._violation("ends exactly once", f"the server broke the connection of {request_id}")
 
     def _check_texts(self, request_id: str, turn: Turn, heard: Heard, *, is_whole: bool) -> None:
-        stops = () if turn.protocol == "responses" else turn.stop
         right: dict[int, Expected] = {}
         hearers = self._hearers[heard.request_id]
         hearers.add(self.caller(turn))
         if heard.request_id and len(hearers) > 1:
             self._violation("tenants are apart", f"{heard.request_id} is read by {hearers}")
-        for choice, text in heard.texts.items():
+        for choice in sorted({*heard.texts, *heard.calls, *heard.ends}):
+            text = heard.texts.get(choice, "")
             asked = self.checks.links.asked.get(f"{heard.request_id}/{choice}")
             if asked is None:
                 if text:
@@ -226,7 +234,14 @@ class AnswerChecks(Part):
                 self._violation(
                     "the prompt", f"{request_id} gets the answer to another request: {text!r}"
                 )
-            answer = right[choice] = expected(asked.right(), stops)
+            if reads_calls(turn):
+                is_single = turn.tool_choice == "single"
+                answer = right[choice] = expected_calls(
+                    asked.right(), stops_of(turn), is_single=is_single
+                )
+                self._check_calls(request_id, turn, choice, heard, answer, is_whole=is_whole)
+                continue
+            answer = right[choice] = expected(asked.right(), stops_of(turn))
             if is_whole and (text, heard.ends.get(choice)) != (answer.text, answer.end):
                 self._violation(
                     "the oracle's tokens",
@@ -239,19 +254,74 @@ class AnswerChecks(Part):
                     f"choice {choice} of {request_id} begins with {text!r} instead of "
                     f"{answer.text!r}",
                 )
-            if is_whole and heard.stop not in (None, answer.stop):
-                self._violation(
-                    "the oracle's tokens",
-                    f"{request_id} was ended by {heard.stop!r} instead of {answer.stop!r}",
-                )
+            if is_whole:
+                self._check_stop(request_id, heard, answer)
             if is_whole and turn.logprobs and turn.protocol == "chat":
-                self._check_logprobs(request_id, heard.logprobs.get(choice, []), answer.text)
+                logprobs = heard.logprobs.get(choice, [])
+                self._check_logprobs(request_id, turn, logprobs, answer.text)
+            ends = is_whole and answer.end == "stop" and not answer.stop
+            has_format = turn.format and not has_tools(turn)
+            if ends and has_format and not is_of_format(text, turn.format):
+                self._violation("the oracle's tokens", f"{request_id} is not {turn.format}: {text}")
         if is_whole:
             self._check_usage(request_id, heard, right)
 
-    def _check_logprobs(self, request_id: str, logprobs: list[dict[str, Any]], text: str) -> None:
-        """Every token has a probability of one, and the tokens add up to the text."""
-        if any(abs(each["logprob"]) > 0.01 for each in logprobs):
+    def _check_stop(self, request_id: str, heard: Heard, answer: Expected) -> None:
+        if heard.stop not in (None, answer.stop):
+            self._violation(
+                "the oracle's tokens",
+                f"{request_id} was ended by {heard.stop!r} instead of {answer.stop!r}",
+            )
+
+    def _check_calls(
+        self,
+        request_id: str,
+        turn: Turn,
+        choice: int,
+        heard: Heard,
+        answer: Expected,
+        *,
+        is_whole: bool,
+    ) -> None:
+        """The text and the calls are the oracle's, or the part of them that has come."""
+        text, calls = heard.texts.get(choice, ""), heard.calls.get(choice, [])
+        where = f"choice {choice} of {request_id}"
+        right = [*answer.calls]
+        begun = cut_call(answer.cut)
+        if begun is not None:
+            right.append(begun)
+        what = f"is {text!r} {calls} ({heard.ends.get(choice)}) instead of {answer}"
+        has_all = (text, len(calls), heard.ends.get(choice)) == (
+            answer.text, len(right), answer.end
+        )  # fmt: skip
+        # the markup of a call whose arguments had not begun may be shown
+        is_unclear = bool(answer.cut) and begun is None
+        if is_whole and not is_unclear and not has_all:
+            self._violation("the oracle's tokens", f"{where} {what}")
+        if not (answer.text.startswith(text) or (is_unclear and text.startswith(answer.text))):
+            self._violation("the oracle's tokens", f"{where} begins otherwise: {what}")
+        if len(calls) > len(right) or len({each.id for each in calls}) < len(calls):
+            self._violation("the oracle's tokens", f"{where} has other calls: {what}")
+        if is_whole and not is_unclear:
+            self._check_stop(request_id, heard, answer)
+        is_ended = is_whole and answer.end != "length" and not answer.stop
+        if not is_as_chosen(turn, calls, is_ended=is_ended):
+            self._violation("the oracle's tokens", f"{where} is not {turn.tool_choice}: {calls}")
+        is_right = True
+        for number, (call, right_call) in enumerate(zip(calls, right, strict=False)):
+            is_complete = number < len(answer.calls) and (is_whole or number < len(calls) - 1)
+            if is_complete:
+                is_right = call.value == right_call.value
+            elif turn.streams or turn.protocol != "messages":  # there, `input` is always whole
+                is_right = right_call.arguments.startswith(call.arguments)
+            if call.name != right_call.name or not is_right:
+                self._violation("the oracle's tokens", f"{where} has a wrong call: {what}")
+
+    def _check_logprobs(
+        self, request_id: str, turn: Turn, logprobs: list[dict[str, Any]], text: str
+    ) -> None:
+        """Without a grammar, every token has a probability of one. The tokens add up to the text."""
+        if not has_grammar(turn) and any(abs(each["logprob"]) > 0.01 for each in logprobs):
             self._violation("the oracle's tokens", f"{request_id} has wrong log-probabilities")
         found = bytes(byte for each in logprobs for byte in each["bytes"] or ())
         if found.decode(errors="replace") != text:

@@ -47,7 +47,9 @@ class Asked:
         """All tokens of the right answer."""
         if self.answer is None:
             request = self.request
-            self.answer = Oracle(self.weights).answer(self.seen, max_tokens=request.max_tokens)
+            self.answer = Oracle(self.weights).answer(
+                self.seen, max_tokens=request.max_tokens, grammar=request.grammar
+            )
         return self.answer
 
 

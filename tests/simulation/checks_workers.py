@@ -249,3 +249,5 @@ class WorkerChecks(Part):
         self.checks.states.add(
             (f"draft from the {whose} with {second}", f"{how_many} right {where}")
         )
+        if sequence.request.grammar:
+            self.checks.states.add(("draft under a grammar", f"{how_many} right"))

@@ -14,9 +14,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tests.simulation.actions import Turn
 from tests.simulation.device import BUNDLED
+from tests.simulation.formats import format_fields
 from tests.simulation.pictures import MARK, PICTURES, mark, mark_of_url
+from tests.simulation.tools import (
+    DEFINITIONS,
+    as_template_reads,
+    chat_message,
+    has_tools,
+    items_of,
+    messages_of_anthropic,
+    tool_fields,
+    with_plain_calls,
+)
 
-Message: TypeAlias = dict[str, str]
+# with the calls of an assistant's message; and of a tool's result, the id of its call
+Message: TypeAlias = dict[str, Any]
 _SPLIT = re.compile(f"({MARK.pattern.replace('(', '(?:')})")
 _ANSWERS = "<|im_start|>assistant\n"
 _NO_THOUGHT = "<think>\n\n</think>\n\n"
@@ -42,6 +54,7 @@ def body(
         "stream": turn.streams,
         "temperature": 0.7 if turn.seed is not None else 0.0,
     }
+    common |= tool_fields(turn) or format_fields(turn)
     if turn.kv_bits:
         common["kv_bits"] = turn.kv_bits
     if turn.tenant:
@@ -62,7 +75,7 @@ def body(
         case "completions":
             return "/v1/completions", {
                 **common,
-                **({"stop": list(turn.stop)} if turn.stop else {}),
+                **({"stop": list(stops_of(turn))} if stops_of(turn) else {}),
                 "prompt": prompt(turn, messages),
                 "max_tokens": turn.max_tokens,
                 "n": turn.choices,
@@ -70,7 +83,7 @@ def body(
         case "messages":
             return "/v1/messages", {
                 **common,
-                **({"stop_sequences": list(turn.stop)} if turn.stop else {}),
+                **({"stop_sequences": list(stops_of(turn))} if stops_of(turn) else {}),
                 **({"system": SYSTEMS[turn.system]} if turn.system else {}),
                 "messages": _sent(turn, messages),
                 "max_tokens": turn.max_tokens,
@@ -91,11 +104,16 @@ def _chat_fields(turn: Turn) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if turn.prefills:
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    if turn.stop:
-        fields["stop"] = list(turn.stop)
+    if stops_of(turn):
+        fields["stop"] = list(stops_of(turn))
     if turn.logprobs:
         fields["logprobs"] = True
     return fields
+
+
+def stops_of(turn: Turn) -> tuple[str, ...]:
+    """The stop sequences of the request."""
+    return () if turn.protocol == "responses" else turn.stop
 
 
 def is_stored(turn: Turn) -> bool:
@@ -120,9 +138,12 @@ def _with_system(turn: Turn, messages: Sequence[Message]) -> list[Message]:
 
 def _sent(turn: Turn, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages in JSON."""
-    return [
-        {"role": each["role"], "content": _parts(turn, each)} for each in [*messages, *_begun(turn)]
-    ]
+    sent = [{**each, "content": _parts(turn, each)} for each in [*messages, *_begun(turn)]]
+    if turn.protocol == "messages":
+        return messages_of_anthropic(sent)
+    if turn.protocol == "responses":
+        return [item for each in sent for item in items_of(each)]
+    return [chat_message(each) for each in sent]
 
 
 def _begun(turn: Turn) -> list[Message]:
@@ -233,17 +254,21 @@ def prompt(turn: Turn, messages: Sequence[Message]) -> str:
     if turn.protocol == "completions":
         return "\n".join(MARK.sub("", message["content"]) for message in read)
     # Anthropic's clients must ask for thinking
-    options = {"enable_thinking": False} if turn.protocol == "messages" else {}
+    options: dict[str, Any] = {"enable_thinking": False} if turn.protocol == "messages" else {}
+    if has_tools(turn):
+        options["tools"] = DEFINITIONS
+    read = [as_template_reads(each) for each in read]
     rendered = _template().render(messages=read, add_generation_prompt=True, **options)
     return rendered + "".join(each["content"] for each in _begun(turn))
 
 
 def comparable(text: str) -> str:
-    """A prompt without the empty thoughts of earlier answers. The server restores the text that the
-    model has read and written, which may or may not have them.
+    """A prompt without the empty thoughts and the white space of calls in earlier answers. The server
+    restores the text that the model has read and written, which may or may not have them.
     """
     *before, last = text.split(_ANSWERS)
-    return _ANSWERS.join([each.removeprefix(_NO_THOUGHT) for each in before] + [last])
+    parts = [each.removeprefix(_NO_THOUGHT) for each in before]
+    return _ANSWERS.join([with_plain_calls(each) for each in [*parts, last]])
 
 
 def _joined(pieces: Sequence[str]) -> str:

@@ -5,6 +5,9 @@ hash of the sums of all earlier keys and values. So any key or value that is wro
 or duplicated changes the text. All are integers from 0 to 15, which survive any form of quantization
 if they are rounded, so one oracle serves for all forms.
 
+The model has an order of preference of all tokens, so under a grammar, the next token is the first
+one in this order that the grammar allows.
+
 A model may have a second layer, on which the hash then depends, too: sliding-window or chunked
 attention, of which only the last tokens are summed, or a recurrent state, which depends on the
 order of all tokens.
@@ -23,8 +26,10 @@ from typing import Any, Literal, TypeAlias
 
 import mlx.core as mx
 import numpy as np
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
+from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, PendingStep
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.mlx_lm_hooks import StepLogits
@@ -43,10 +48,15 @@ from tests.simulation.world import World
 BUNDLED = Path(__file__).parents[2] / "src/holdfast/models/bundled/holdfast-demo"
 DIMENSION = 32  # of a key, the size of one quantization group
 LEVELS = 16
+VOCAB_SIZE = 1536  # of the bundled tokenizer
 END_TOKEN = 2  # <|im_end|>
+_END_TOKENS = [2, 0]  # also <|endoftext|>
 ONE_IN = 60  # one in 60 tokens ends the answer
 ONE_WIDE_IN = 6  # one in 6 groups of four tokens begins with a multi-byte character
-PEAK = 1e4  # the logit of the one possible token
+PEAK = 1e6  # the logit of the token that is chosen without a grammar
+_STEP = 50.0  # at least, between two other logits: no random number makes up for it
+_PRIME = 1543  # the first one after the size of the vocabulary
+_RELAXED_ONE_IN = 3  # one in 3 tokens under a grammar is not the one chosen without it
 _HEAD_TOKENS = 40  # of a conversation, which decide whether it may be deadly
 SEEN_TOKENS = 100  # the length of a window or a chunk
 _MODULUS = 251  # of the numbers in a recurrent state
@@ -189,15 +199,58 @@ def next_token(sums: np.ndarray[Any, Any], position: int, last: int, weights: We
     return plain[number // _NEW_PHRASE_ONE_IN % (_PHRASES * _PHRASE_TOKENS)]
 
 
+@cache
+def _handicaps() -> np.ndarray[Any, Any]:
+    """What is added to the places of tokens in every order. Those that end something move forwards, so
+    that answers end; white space and special tokens come last.
+    """
+    found = np.zeros(VOCAB_SIZE, np.int64)
+    for token in range(VOCAB_SIZE):
+        text = tokenizer().decode([token], skip_special_tokens=False)
+        if token == END_TOKEN or text.startswith(('"', "}", "]", "</tool", "<tool_call")):
+            found[token] = -_PRIME // 2
+        elif not text.strip() or re.fullmatch("<.*>", text):
+            found[token] = _PRIME
+    return found
+
+
+def logits_of(
+    sums: np.ndarray[Any, Any], position: int, last: int, weights: Weights, *, has_grammar: bool
+) -> np.ndarray[Any, Any]:
+    """The logits after `position` tokens, float32 [VOCAB_SIZE]. Without a grammar, `next_token` has the
+    largest one; with a grammar, all are different.
+    """
+    logits = np.zeros(VOCAB_SIZE, np.float32)
+    number = 1
+    if has_grammar:
+        exact = np.rint(sums).astype(np.int64).tobytes()
+        seed = exact + f"{position} {weights.name} order".encode()
+        digest = hashlib.blake2b(seed, digest_size=8).digest()
+        number, factor = divmod(int.from_bytes(digest, "little"), _PRIME - 1)
+        number, shift = divmod(number, _PRIME)
+        places = (np.arange(VOCAB_SIZE) * (1 + factor) + shift) % _PRIME
+        logits -= _STEP * (2 * (places + _handicaps()) + (_handicaps() < 0))
+    if number % _RELAXED_ONE_IN:
+        logits[next_token(sums, position, last, weights)] = PEAK
+    return logits
+
+
+@cache
+def grammar_tokenizer() -> LLTokenizer:
+    """The bundled model's, as llguidance's oracle needs it."""
+    return LLTokenizer(tokenizer().to_str(), n_vocab=VOCAB_SIZE, eos_token=_END_TOKENS)
+
+
 class Oracle:
     """The right answers of a model with these weights, computed from the tokens alone."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
-    def answer(self, prompt: Sequence[int], *, max_tokens: int) -> list[int]:
+    def answer(self, prompt: Sequence[int], *, max_tokens: int, grammar: str = "") -> list[int]:
         """The tokens of an answer, the end token included."""
         weights = self._weights
+        matcher = LLMatcher(grammar_tokenizer(), grammar, log_level=0) if grammar else None
         rows = rows_of(prompt, 0, weights)
         sums = rows.sum(axis=1)
         state = _advanced(np.zeros((2, DIMENSION)), _second_rows(rows))
@@ -211,7 +264,8 @@ class Oracle:
                 parts.append(
                     _second_rows(rows[:, -_seen(weights.second, len(tokens)) :]).sum(axis=1)
                 )
-            answer.append(next_token(np.concatenate(parts), len(tokens), tokens[-1], weights))
+            seen = (np.concatenate(parts), len(tokens), tokens[-1], weights)
+            answer.append(next_token(*seen) if matcher is None else _allowed(matcher, *seen))
             if answer[-1] == END_TOKEN:
                 break
             row = rows_of(answer[-1:], len(tokens), weights)
@@ -222,16 +276,23 @@ class Oracle:
         return answer
 
 
+def _allowed(matcher: LLMatcher, *seen: Any) -> int:
+    """The next token under a grammar, which it adds to the matcher."""
+    mask = np.frombuffer(matcher.compute_logit_bias(), np.uint8)
+    token = int(np.where(mask, logits_of(*seen, has_grammar=True), -np.inf).argmax())
+    assert matcher.consume_token(token), "the grammar refuses a token that it allows"
+    return token
+
+
 class ToyRunner(Runner):
     """Runs the toy model, one span after the other."""
 
     name = variant = "rows"
     mixes_chunks = True
 
-    def __init__(self, weights: Weights, *, vocab_size: int) -> None:
+    def __init__(self, weights: Weights) -> None:
         super().__init__(None, None)
         self._weights = weights
-        self._vocab_size = vocab_size
         self.is_poisoned = False  # the next step computes NaN
         self.is_failing = False  # the next step computes wrong keys and values
 
@@ -327,13 +388,12 @@ class ToyRunner(Runner):
                 (layer,) = second
                 later = span.start + span.tokens - end
                 parts.append(self._window(layer, _seen(each.weights.second, end), later=later))
-            logits = np.zeros(self._vocab_size, np.float32)
             if all(np.isfinite(part).all() for part in parts):
-                last = each.tokens[row]
-                logits[next_token(np.concatenate(parts), end, last, each.weights)] = PEAK
+                seen = (np.concatenate(parts), end, each.tokens[row], each.weights)
+                has_grammar = bool(each.span.sequence.request.grammar)
+                found.append(logits_of(*seen, has_grammar=has_grammar))
             else:
-                logits[:] = np.nan
-            found.append(logits)
+                found.append(np.full(VOCAB_SIZE, np.nan, np.float32))
         return found
 
     def _window(self, layer: Layer, tokens: int, *, later: int) -> np.ndarray[Any, Any]:
@@ -495,13 +555,14 @@ def make_engine(
     world: World,
     *,
     weights: Weights,
-    vocab_size: int,
     costs: Costs,
     runs_ahead: bool,
     deadly: Deadly,
 ) -> SimulatedEngine:
     """An engine on the toy model. runs_ahead: a step is dispatched before the last is collected."""
-    engine = SimulatedEngine(ToyRunner(weights, vocab_size=vocab_size), vocab_size=vocab_size)
+    grammars = Grammars(BUNDLED, vocab_size=VOCAB_SIZE)
+    constraints = Constraints(grammars, vocab_size=VOCAB_SIZE)
+    engine = SimulatedEngine(ToyRunner(weights), vocab_size=VOCAB_SIZE, constraints=constraints)
     engine.world, engine.costs, engine.faults, engine._later = world, costs, [], {}
     engine.is_ahead, engine.deadly = runs_ahead, deadly
     return engine

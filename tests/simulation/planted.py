@@ -112,6 +112,32 @@ FAULTS: Sequence[Fault] = (
          "            token_ids = token_ids[:-1]\n"
          "        self.completion_tokens += len(token_ids)\n"),
     ),
+    # -- grammars and calls
+    _fault(
+        "a resumed answer's grammar lacks its last token",
+        ("worker/engine/constraints.py",
+         "        for token_id in generated:\n            constraint.add(token_id)\n        if",
+         "        for token_id in generated[:-1]:\n            constraint.add(token_id)\n        if"),
+    ),
+    _fault(
+        "a rejected draft leaves the grammar advanced",
+        ("worker/engine/engine.py", "            constraint = constraint.copy()\n", "            pass\n"),
+    ),
+    _fault(
+        "answers with the same grammar share its state",
+        ("worker/engine/constraints.py", "            compiled.deep_copy(),\n", "            compiled,\n"),
+    ),
+    _fault(
+        "a required tool does not exclude the others",
+        ("front/structured/calls.py",
+         "        if choice.names and name not in choice.names:\n            continue\n", ""),
+    ),
+    _fault(
+        "the last part of a call's arguments is lost in streams of Messages",
+        ("front/anthropic/answer.py",
+         "        self._pieces.append(event.text)\n        if not event.text:\n",
+         "        self._pieces.append(event.text)\n        if event.text in ('', '}'):\n"),
+    ),
     # -- models, places and workers
     _fault(
         "a lease is never given back",

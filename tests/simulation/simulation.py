@@ -30,8 +30,9 @@ from holdfast.front.server.access import KeyFile, named_key
 from holdfast.machine.device_memory import DeviceMemory
 from tests.simulation import faults
 from tests.simulation.actions import DISK_OPERATIONS, Action, Branch, Call, Scenario, Trouble, Turn
-from tests.simulation.agents import Agent
+from tests.simulation.agents import Agent, drop_question
 from tests.simulation.checks import Checks, Violation
+from tests.simulation.conversations import Message
 from tests.simulation.device import Costs, Deadly
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.front import SimulatedFront, begin_front, entry
@@ -320,10 +321,10 @@ class Simulation:
         return self._done or self.found is not None
 
 
-def _whole_turns(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    while messages and messages[-1]["role"] == "user":
-        messages = messages[:-1]
-    return list(messages)
+def _whole_turns(messages: list[Message]) -> list[Message]:
+    kept = list(messages)
+    drop_question(kept)
+    return kept
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.actions import Turn
 from tests.simulation.conversations import Message, read_parts
 from tests.simulation.network import Broken, Exchange
+from tests.simulation.tools import items_of
 
 if TYPE_CHECKING:
     from tests.simulation.front import SimulatedFront
@@ -117,15 +118,29 @@ def _read(simulation: Simulation, stored: StoredResponse) -> None:
     if listed is not None:
         items = listed.json["data"]
         sees_images = bool(simulation.machine.sees_images)
-        texts = [read_parts(item["content"], sees_images=sees_images) for item in items]
-        right = [each["content"] for each in stored.read[:-1]][-len(texts) :]
+        texts = [_text_of_item(item, sees_images=sees_images) for item in items]
+        read = [item for each in stored.read[:-1] for item in items_of(each)]
+        right = [_text_of_item(item, sees_images=sees_images) for item in read][-len(texts) :]
         if texts != right or not texts:
             simulation.violation("stored responses stay", f"{stored.id} has the input {texts}")
+
+
+def _text_of_item(item: Mapping[str, Any], *, sees_images: bool) -> str:
+    """The text of an item as the model reads it; of a call, its name and arguments."""
+    content = item.get("content", item.get("output"))
+    if content is None:
+        return _text_of_call(item)
+    return content if isinstance(content, str) else read_parts(content, sees_images=sees_images)
+
+
+def _text_of_call(item: Mapping[str, Any]) -> str:
+    return f"{item['name']} {item['arguments']}"
 
 
 def check_same(simulation: Simulation, stored: StoredResponse, body: Mapping[str, Any]) -> None:
     """The stored response is the one that its client has received."""
     status, text = body["status"], text_of(body)
+    calls = [_text_of_call(item) for item in body["output"] if item["type"] == "function_call"]
     if status == "failed" and may_be_lost(simulation, stored):
         return
     if (status, text) != (stored.status, stored.text):
@@ -133,6 +148,9 @@ def check_same(simulation: Simulation, stored: StoredResponse, body: Mapping[str
             "stored responses stay",
             f"{stored.id} is {status} {text!r} instead of {stored.status} {stored.text!r}",
         )
+    right = [f"{each.name} {each.arguments}" for each in stored.read[-1].get("calls", ())]
+    if calls != right:
+        simulation.violation("stored responses stay", f"{stored.id} has calls {calls}, not {right}")
 
 
 def text_of(body: Mapping[str, Any]) -> str:

@@ -33,6 +33,28 @@ def test_agents_share_a_prefix_while_their_worker_dies(worlds: Worlds) -> None:
     )
 
 
+def test_json_and_calls_go_on_after_their_worker_dies(worlds: Worlds) -> None:
+    """An example: it has never failed."""
+    asks = {"max_tokens": 300, "choices": 2, "tools": True}
+    check(
+        worlds,
+        Scenario(
+            order=1,
+            actions=(
+                Turn(at=0.0, agent="a0", format="words", stop=("e ", "ing", "in"), prefills=True),
+                Turn(at=0.0, agent="a1", tool_choice="required", **asks),
+                Turn(at=0.0, agent="a2", tool_choice="strict", protocol="messages", **asks),
+                Turn(at=0.0, agent="a3", tool_choice="single", protocol="responses", **asks),
+                Trouble(at=0.25, kind="worker dies"),
+                Turn(at=5.0, agent="a1", tool_choice="auto", **asks),
+                Turn(at=5.0, agent="a2", tool_choice="named", protocol="messages", **asks),
+                Turn(at=5.0, agent="a3", tool_choice="strict", protocol="responses", **asks),
+            ),
+            options={"repeats": True, "max_running": 4, "runs_ahead": True},
+        ),
+    )
+
+
 def test_salvaged_blocks_survive_a_power_cut(worlds: Worlds) -> None:
     check(
         worlds,

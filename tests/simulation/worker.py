@@ -44,6 +44,7 @@ from holdfast.worker.scheduler.sequence import SequenceCosts
 from holdfast.worker.sessions.service import SessionService
 from tests.simulation import vision
 from tests.simulation.device import (
+    VOCAB_SIZE,
     Costs,
     Deadly,
     Fault,
@@ -62,7 +63,6 @@ from tests.simulation.world import Killed, Process, World, world, world_or_none
 _REAL_GETPID = os.getpid
 CONTEXT_TOKENS = 8192
 DEATHS_OF_AN_IMAGE = 4  # of image processes, until it is refused
-VOCAB_SIZE = 1536  # of the bundled tokenizer
 
 
 @dataclass
@@ -200,7 +200,7 @@ def start_worker(world: World, machine: Machine, assignment: Assignment, process
 @cache
 def kv_costs(second: SecondLayer) -> Mapping[KVBits, KVCosts]:
     """The memory of a sequence of the toy model, by form."""
-    runner = ToyRunner(Weights(second=second), vocab_size=VOCAB_SIZE)
+    runner = ToyRunner(Weights(second=second))
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     native = engine.measure_costs()
     assert native.form is not None
@@ -242,7 +242,6 @@ def _build(
     engine = make_engine(
         world,
         weights=weights,
-        vocab_size=VOCAB_SIZE,
         costs=machine.costs,
         runs_ahead=machine.runs_ahead,
         deadly=machine.deadly,
@@ -265,7 +264,6 @@ def _build(
         worker.draft_engine = make_engine(
             world,
             weights=Weights(f"{weights.name} drafted", repeats=weights.repeats),
-            vocab_size=VOCAB_SIZE,
             costs=Costs(step_seconds=machine.costs.step_seconds / 8, token_seconds=0.00002),
             runs_ahead=machine.runs_ahead,
             deadly=Deadly(),

@@ -28,6 +28,7 @@ from typing import Any  # noqa: E402
 
 import mlx.core as mx  # noqa: E402
 
+from holdfast.front.structured import grammar_check  # noqa: E402
 from tests.simulation import front, vision, watching, worker  # noqa: E402
 
 front.install()
@@ -35,7 +36,7 @@ vision.install()
 watching.install()
 worker.install()
 
-from tests.simulation.device import plain_tokens  # noqa: E402
+from tests.simulation.device import grammar_tokenizer, plain_tokens  # noqa: E402
 from tests.simulation.outcomes import BEGAN, FORKS, Failure, Result, Task  # noqa: E402
 from tests.simulation.simulation import run  # noqa: E402
 from tests.simulation.world import World, world_or_none  # noqa: E402
@@ -121,6 +122,9 @@ def _send(result: Result, descriptor: int) -> None:
 def serve(results: int) -> None:
     """Run tasks until standard input ends. results: the descriptor to write to."""
     plain_tokens()  # cached once for all worlds
+    grammar_tokenizer()
+    for limit_factor in (1, 6):
+        grammar_check._trial_tools(limit_factor)
     while True:
         try:
             task: Task = pickle.load(sys.stdin.buffer)
