@@ -50,8 +50,12 @@ def reads_calls(turn: Turn) -> bool:
 
 
 def has_grammar(turn: Turn) -> bool:
-    """Whether the answer has a grammar."""
-    return turn.tool_choice not in ("auto", "none") if has_tools(turn) else bool(turn.format)
+    """Whether the answer has a grammar. In the Responses API, tools are strict by default."""
+    if not has_tools(turn):
+        return bool(turn.format)
+    if turn.tool_choice == "auto":
+        return turn.protocol == "responses"
+    return turn.tool_choice != "none"
 
 
 def tool_fields(turn: Turn) -> dict[str, Any]:
