@@ -37,9 +37,9 @@ class Turn:
     last one. stores: the response is stored. chains: the request continues the agent's stored response by
     its id. background: it runs in the background. looks: how the agent uses its stored response
     afterwards; "foreign": other callers try to read, cancel and delete it. images: the names of
-    pictures in the new message. format: the name of the JSON that the answer must be
-    (`formats.py`). tools: the request declares tools (`tools.py`). tool_choice: whether the answer
-    must call one; "strict": it may, and a grammar holds it to their schemas.
+    pictures in the new message. format: the name of the answer's format (`formats.py`). tools: the
+    request declares tools (`tools.py`). tool_choice: whether the answer must call one; "strict": it
+    may, and a grammar holds it to their schemas.
     """
 
     at: float
@@ -78,7 +78,7 @@ class Turn:
     background: bool = False
     looks: Literal["", "read", "events", "foreign", "delete"] = ""
     images: tuple[str, ...] = ()
-    format: Literal["", "any", "point", "words"] = ""
+    format: Literal["", "any", "pick", "point", "words"] = ""
     tools: bool = False
     tool_choice: Literal["auto", "strict", "required", "named", "single", "none"] = "auto"
 
@@ -466,7 +466,7 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         background=dice.random() < 0.2,
         looks=dice.choice(("", "read", "events", "foreign", "delete")),
         images=_images(dice, options),
-        format=dice.choice(("",) * 7 + ("any", "point", "words")),
+        format=dice.choice(("",) * 8 + ("any", "pick", "point", "words")),
         tools=dice.random() < 0.25,
         tool_choice=dice.choice(
             ("auto", "strict", "strict", "required", "required", "named", "single", "none")

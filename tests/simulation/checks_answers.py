@@ -261,7 +261,7 @@ class AnswerChecks(Part):
                 self._check_logprobs(request_id, turn, logprobs, answer.text)
             ends = is_whole and answer.end == "stop" and not answer.stop
             has_format = turn.format and not has_tools(turn)
-            if ends and has_format and not is_of_format(text, turn.format):
+            if ends and has_format and not is_of_format(text, turn):
                 self._violation("the oracle's tokens", f"{request_id} is not {turn.format}: {text}")
         if is_whole:
             self._check_usage(request_id, heard, right)

@@ -1,4 +1,4 @@
-"""JSON that agents ask for."""
+"""The formats of answers that agents ask for: JSON, or one of some texts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 from tests.simulation.actions import Turn
 
+_TEXTS = ["yes", "yesterday", "no"]
 _NUMBER = {"type": "integer", "minimum": 0, "maximum": 99}
 # by name. So small that answers often end, and with texts that begin alike
 SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "any": {"type": "object"},
+    "pick": {"enum": _TEXTS},
     "point": {
         "type": "object",
-        "properties": {"x": _NUMBER, "yes": {"enum": ["yes", "yesterday", "no"]}},
+        "properties": {"x": _NUMBER, "yes": {"enum": _TEXTS}},
         "required": ["x", "yes"],
         "additionalProperties": False,
     },
@@ -42,6 +44,8 @@ def format_fields(turn: Turn) -> dict[str, Any]:
             return {"text": {"format": {"type": "json_object"}}}
         case "responses":
             return {"text": {"format": {"name": turn.format, **schema}}}
+        case _ if turn.format == "pick":
+            return {"structured_outputs": {"choice": _TEXTS}}
         case _ if turn.format == "any":
             return {"response_format": {"type": "json_object"}}
         case _:
@@ -49,13 +53,15 @@ def format_fields(turn: Turn) -> dict[str, Any]:
             return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
-def is_of_format(text: str, name: str) -> bool:
-    """Whether a text is JSON of a format."""
+def is_of_format(text: str, turn: Turn) -> bool:
+    """Whether an answer has the turn's format."""
+    if turn.format == "pick" and turn.protocol in ("chat", "completions"):
+        return text in _TEXTS
     try:
         value = json.loads(text)
     except ValueError:
         return False
-    return fits(value, SCHEMAS[name])
+    return fits(value, SCHEMAS[turn.format])
 
 
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:

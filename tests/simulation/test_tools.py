@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.simulation.actions import Turn
 from tests.simulation.formats import is_of_format
 from tests.simulation.tools import Parsed, ToolCall, cut_call, parsed, with_plain_calls
 
@@ -47,9 +48,12 @@ def test_white_space_around_and_in_calls_does_not_matter_in_prompts() -> None:
         ('{"words": ["a"], "is_last": true}', "words", True),
         ('{"words": ["a long word"]}', "words", False),
         ('{"words": [], "is_last": 1}', "words", False),
+        ('"yes"', "pick", True),
+        ("yes", "pick", False),
         ("[]", "any", False),
         ('{"a": [1]}', "any", True),
     ],
 )
 def test_an_answer_of_a_format_fits_its_schema(text: str, name: str, is_right: bool) -> None:
-    assert is_of_format(text, name) == is_right
+    turn = Turn(at=0.0, agent="a0", protocol="messages", format=name)
+    assert is_of_format(text, turn) == is_right
