@@ -329,7 +329,7 @@ class CachingWorker:
         for chain in chains:
             for key in chain.keys:
                 assert chain in self.index._holders[key], "a key that does not know its holder"
-                start, tokens = self.index.run_of(key)
+                start, tokens = self.index.tree.run_of(key)
                 assert start + tokens <= chain.state.tokens, "a holder that has not all of a block"
         for holders in self.index._holders.values():
             assert holders <= set(chains), "a holder that is not live"

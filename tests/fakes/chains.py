@@ -77,7 +77,7 @@ def store_chain(
 def stored(index: PrefixIndex, chain: Sequence[int], *, tenant: str = "") -> Cursor:
     """A cursor at the end of a chain's stored prefix."""
     cursor = Cursor(index.root(tenant=tenant))
-    index.advance(cursor, pack_tokens(chain), end=len(chain))
+    index.tree.advance(cursor, pack_tokens(chain), end=len(chain))
     return cursor
 
 
@@ -122,7 +122,7 @@ def fill_gaps(
     keys: list[BlockKey] = []
     for key in index.to_fill(stored(index, chain)):
         keys.append(key)
-        block = index.fill(key, Weight(index.run_of(key)[1]), holder=None)
+        block = index.fill(key, Weight(index.tree.run_of(key)[1]), holder=None)
         if disk is not None:
             disk.put(block)
     index.check_invariants()
@@ -148,4 +148,6 @@ def plan_of(
 ) -> ReusePlan:
     """The plan for a sequence with these tokens."""
     root = index.root(tenant=tenant)
-    return index.plan(pack_tokens(chain), root=root, resumable_anywhere=anywhere, limit=limit)
+    return index.planner.plan(
+        pack_tokens(chain), root=root, resumable_anywhere=anywhere, limit=limit
+    )

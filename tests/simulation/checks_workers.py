@@ -157,13 +157,13 @@ class WorkerChecks(Part):
         if most is not None and parked > most:
             self._violation("bytes", f"{parked} of {most} bytes in parked states")
         index = worker.index
-        if index is not None and not index._pins._held_sizes:
-            nbytes = index._ram.resident_bytes
-            if nbytes > index.ram_budget_bytes:
-                self._violation("bytes", f"{nbytes} of {index.ram_budget_bytes} bytes in RAM")
-        if index is not None and index._ram._holds and not index._pins._held_sizes:
+        if index is not None and not index.pins._held_sizes:
+            nbytes = index.ram.resident_bytes
+            if nbytes > index.ram.budget_bytes:
+                self._violation("bytes", f"{nbytes} of {index.ram.budget_bytes} bytes in RAM")
+        if index is not None and index.ram._holds and not index.pins._held_sizes:
             self._violation(
-                "nothing outlives its owner", f"{len(index._ram._holds)} blocks are held"
+                "nothing outlives its owner", f"{len(index.ram._holds)} blocks are held"
             )
 
     def _check_closed(self, worker: SimulatedWorker) -> None:

@@ -299,7 +299,7 @@ FAULTS: Sequence[Fault] = (
         "a block that was saved stays held",
         ("worker/prefix/index.py",
          "                self._suspects.discard(key)\n"
-         "                self._ram.release_keys((key,))\n                if key in self._holders",
+         "                self.ram.release_keys((key,))\n                if key in self._holders",
          "                self._suspects.discard(key)\n                if key in self._holders"),
     ),
     _fault(

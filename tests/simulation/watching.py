@@ -144,7 +144,7 @@ def install() -> None:
         evict(ram, key)
 
     def watched_accept(index: PrefixIndex, plan: ReusePlan) -> None:
-        running[-1].workers.used(index._ram, plan.keys)
+        running[-1].workers.used(index.ram, plan.keys)
         running[-1].store.used(plan.keys)
         accept(index, plan)
 

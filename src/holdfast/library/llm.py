@@ -761,7 +761,20 @@ def chat_request(
         "chat_template_kwargs": template_options,
         "logprobs": "top_logprobs" in set_options,
     }
-    parsed = validated(ChatCompletionRequest, _json_value({**body, **_long_forms(set_options)}))
+    tool_choice = set_options.get("tool_choice")
+    response_format = set_options.get("response_format")
+    if isinstance(tool_choice, str) and tool_choice not in ("auto", "none", "required"):
+        body["tool_choice"] = {"function": {"name": tool_choice}}
+    if isinstance(response_format, Mapping) and response_format.get("type") not in (
+        "text",
+        "json_object",
+        "json_schema",
+    ):
+        body["response_format"] = {
+            "type": "json_schema",
+            "json_schema": {"schema": response_format},
+        }
+    parsed = validated(ChatCompletionRequest, _json_value(body))
     return GenerationRequest(
         request_id=uuid.uuid4().hex,
         model="",
@@ -771,21 +784,6 @@ def chat_request(
         **parsed.conversation_fields(limits),
         **{**parsed.body_options(), **sampling_options(sampling)},
     )
-
-
-def _long_forms(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that the library also takes in a shorter form than the protocol: the tool to call
-    as its name, and the format of the answer as a schema.
-    """
-    long_forms: dict[str, Any] = {}
-    tool_choice = options.get("tool_choice")
-    if isinstance(tool_choice, str) and tool_choice not in ("auto", "none", "required"):
-        long_forms["tool_choice"] = {"function": {"name": tool_choice}}
-    schema = options.get("response_format")
-    formats = ("text", "json_object", "json_schema")
-    if isinstance(schema, Mapping) and schema.get("type") not in formats:
-        long_forms["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
-    return long_forms
 
 
 def _with_files(message: Mapping[str, Any], field: str) -> dict[str, Any]:

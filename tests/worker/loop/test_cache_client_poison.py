@@ -327,9 +327,9 @@ def test_a_prompt_with_nan_logits_fails_and_caches_nothing(
 
 def tokens_kept(subject: CachingWorker) -> set[int]:
     found: set[int] = set()
-    for key in subject.index._tree:
-        if subject.index._tree.has_node(key):
-            packed = subject.index._tree.node(key).packed
+    for key in subject.index.tree:
+        if subject.index.tree.has_node(key):
+            packed = subject.index.tree.node(key).packed
             found.update(
                 int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)
             )
@@ -411,7 +411,7 @@ def of_another_form(subject: CachingWorker) -> None:
     """Replace kept blocks in RAM by blocks of equal size with one array fewer, like those of
     another model.
     """
-    payloads = subject.index._ram._payloads
+    payloads = subject.index.ram._payloads
     whole = max(
         (len(payload.arrays) for payload in payloads.values() if isinstance(payload, Snapshot)),
         default=0,
@@ -434,7 +434,7 @@ def test_a_failed_restore_at_admission_is_prefilled_and_forgotten(
     subject, spoiled = CachingWorker(max_queued=1, max_running=1, most_parked_bytes=0), [0]
 
     def spoil_what_is_kept() -> None:
-        if len(subject.index._ram) and not spoiled[0] and not open_sequences(subject.engine):
+        if len(subject.index.ram) and not spoiled[0] and not open_sequences(subject.engine):
             spoiled[0] = 1
             of_another_form(subject)
 
@@ -468,9 +468,9 @@ def test_a_request_admitted_while_its_blocks_fail_restarts_too(
     subject = CachingWorker(engine=RunningAhead, max_running=2, most_parked_bytes=0)
 
     def spoil_what_is_kept() -> None:
-        if len(subject.index._ram) and not spoiled[0] and not open_sequences(subject.engine):
+        if len(subject.index.ram) and not spoiled[0] and not open_sequences(subject.engine):
             spoiled[0] = 1
-            payloads: Any = subject.index._ram._payloads.values()
+            payloads: Any = subject.index.ram._payloads.values()
             for payload in payloads:
                 for array in payload.arrays:
                     array[...] = NAN
@@ -501,7 +501,7 @@ def test_a_failed_restore_after_a_preemption_continues_the_answer(
 
     def end_and_spoil(live: LiveChain) -> None:
         leave(live)
-        if len(subject.index._ram) and not spoiled[0]:
+        if len(subject.index.ram) and not spoiled[0]:
             spoiled[0] = 1
             of_another_form(subject)
 

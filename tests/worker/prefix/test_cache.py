@@ -129,7 +129,7 @@ def test_stored_blocks_have_the_measured_form_at_any_length(
             cursor = Cursor(subject.index.root(tenant=f"{tokens} {span.start}"))
             assert subject.cache.store_snapshots(cursor, sequence_of(subject.engine), kept)
         subject.engine.close("a")
-    for key in tuple(subject.index._tree):
+    for key in tuple(subject.index.tree):
         start = CachedStart(cursor=Cursor(subject.index.root()), blocks=(key,))
         subject.cache.distrust(start, ())
     assert subject.index.take_forgotten() == set()

@@ -114,7 +114,7 @@ def test_a_cursor_follows_the_stored_chain_to_its_end() -> None:
     read_chain(memory, CHAIN)
     cursor = Cursor(memory.root())
     for end, position in ((3, 3), (2, 3), (6, 6), (99, 8)):
-        memory.advance(cursor, pack_tokens([*CHAIN, 9]), end=min(end, 9))
+        memory.tree.advance(cursor, pack_tokens([*CHAIN, 9]), end=min(end, 9))
         assert cursor.position == position
 
 
@@ -123,12 +123,12 @@ def test_a_cursor_on_an_evicted_block_is_relocated_from_the_root() -> None:
     first, second = read_chain(memory, CHAIN)
     cursor = stored(memory, CHAIN)
     memory.forget([second.key], cause=CacheOutcome.FORGOTTEN)
-    memory.advance(cursor, pack_tokens([*CHAIN, 9]), end=9)
+    memory.tree.advance(cursor, pack_tokens([*CHAIN, 9]), end=9)
     assert (cursor.position, cursor.parent_key, cursor.parent_tokens) == (4, first.key, 4)
     again = insert_at(memory, cursor, CHAIN[4:])
     assert again == second
     memory.forget([first.key], cause=CacheOutcome.FORGOTTEN)
-    memory.advance(cursor, pack_tokens(CHAIN), end=8)
+    memory.tree.advance(cursor, pack_tokens(CHAIN), end=8)
     assert (cursor.position, cursor.parent_key) == (0, cursor.root.key)
     memory.check_invariants()
 
@@ -269,7 +269,7 @@ def test_a_refused_block_may_be_evicted_unless_a_descendant_is_held() -> None:
         assert plan_of(memory, CHAIN).tokens == 8
     read_chain(memory, [8], disk=disk)
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.EVICTED, 8)
-    assert memory.is_missing(first.key)
+    assert first.key in memory.missing
     assert second.key in disk.kept, "useful again once the first is stored again"
 
 
@@ -315,7 +315,7 @@ def test_a_chain_that_leaves_a_missing_block_before_its_end_does_not_fill_it() -
     memory.disk_changed(lost=disk.drop([first.key]).lost)
     read_chain(memory, fork, disk=disk)
     assert fill_gaps(memory, fork, disk=disk) == []
-    assert memory.is_missing(first.key)
+    assert first.key in memory.missing
     assert fill_gaps(memory, CHAIN, disk=disk) == [first.key]
     memory.check_invariants()
 
@@ -326,8 +326,8 @@ def test_a_missing_block_is_removed_with_its_last_descendant() -> None:
     keys = [addition.key for addition in read_chain(memory, [*range(16)], disk=disk)]
     memory.disk_changed(stored=disk.write().stored)
     memory.disk_changed(lost=disk.drop([keys[1], keys[2]]).lost)
-    assert memory.is_missing(keys[1])
-    assert memory.is_missing(keys[2])
+    assert keys[1] in memory.missing
+    assert keys[2] in memory.missing
     memory.check_invariants()
     memory.disk_changed(lost=disk.drop([keys[3]]).lost)
     assert plan_of(memory, [*range(16)]).tokens == 4
@@ -351,7 +351,7 @@ def before_a_block_in_ram(
     assert memory.restored(last, Weight(3))
     memory.disk_changed(lost=disk.drop([last]).lost)
     memory.check_invariants()
-    assert all(map(memory.is_missing, missing))
+    assert set(missing) <= memory.missing
     assert memory.residence(last) is Residence.RAM
     return memory, disk, missing[0]
 
@@ -403,7 +403,7 @@ def test_a_late_read_without_room_leaves_no_missing_block_without_descendants() 
     with memory.hold_blocks([other.key]):
         assert not memory.restored(missing, Weight(4))
         memory.check_invariants()
-    assert not memory.is_missing(missing)
+    assert missing not in memory.missing
 
 
 def test_an_unreadable_disk_copy_is_planned_and_offered_again() -> None:
@@ -430,7 +430,7 @@ def test_forgetting_held_or_saving_blocks_leaves_no_holds() -> None:
         assert memory.forget([first.key], cause=CacheOutcome.FORGOTTEN) == ()
     memory.disk_changed(stored=[first.key])
     memory.check_invariants()
-    assert memory._ram.held == 0
+    assert memory.ram.held == 0
     assert plan_of(memory, CHAIN).shortfall == Shortfall(CacheOutcome.FORGOTTEN, 8)
 
 

@@ -61,7 +61,7 @@ class IndexStates(DiskRules):
 
     def is_alive(self, key: BlockKey) -> bool:
         on_disk = self.disk is not None and (key in self.disk.kept or key in self.disk.queued)
-        return on_disk or self.index.payload(key) is not None
+        return on_disk or self.index.ram.get(key) is not None
 
     def reachable(self) -> dict[BlockKey, Given]:
         """The keys in some tier with all their ancestors, by their own links."""
@@ -78,7 +78,7 @@ class IndexStates(DiskRules):
         return {
             key: given
             for key, given in self.given.items()
-            if self.is_alive(key) or self.index.is_missing(key)
+            if self.is_alive(key) or key in self.index.missing
         }
 
     def stored_tokens(self, chain: tuple[int, ...], tenant: str) -> int:
@@ -117,7 +117,7 @@ class IndexStates(DiskRules):
             assert block.packed_tokens == pack_tokens(own)
             assert self.disk is not None
             self.disk.put(block)
-        self.index.advance(cursor, pack_tokens(chain), end=len(chain))
+        self.index.tree.advance(cursor, pack_tokens(chain), end=len(chain))
         assert list(self.index.to_fill(cursor)) == []
 
     def go_on(self, cursor: Cursor, chain: list[int], tenant: str, block_tokens: int) -> None:
@@ -144,7 +144,7 @@ class IndexStates(DiskRules):
     def begin_to_read(self, chain: list[int], tenant: str, end: int) -> None:
         """A sequence whose cursor is kept while other blocks are added and removed."""
         cursor = Cursor(self.index.root(tenant=tenant))
-        self.index.advance(cursor, pack_tokens(chain), end=min(end, len(chain)))
+        self.index.tree.advance(cursor, pack_tokens(chain), end=min(end, len(chain)))
         self.cursors.append((cursor, chain, tenant))
 
     @precondition(lambda self: self.cursors)
@@ -156,7 +156,7 @@ class IndexStates(DiskRules):
         cursor, chain, tenant = self.cursors[pick % len(self.cursors)]
         chain += more[:3]
         fresh = stored(self.index, chain, tenant=tenant)
-        self.index.advance(cursor, pack_tokens(chain), end=len(chain))
+        self.index.tree.advance(cursor, pack_tokens(chain), end=len(chain))
         assert (cursor.position, cursor.parent_key, cursor.parent_tokens) == (
             fresh.position,
             fresh.parent_key,
@@ -239,7 +239,7 @@ class IndexStates(DiskRules):
     def assert_is_where_it_is_said_to_be(self, key: BlockKey, *, is_on_disk: bool) -> None:
         residence = self.index.residence(key)
         given = self.given[key]
-        payload = self.index.payload(key)
+        payload = self.index.ram.get(key)
         assert (payload is None) == is_on_disk == (residence is Residence.DISK)
         if isinstance(payload, Weight) and not given.is_state:
             assert payload.name == (given.tenant, given.chain[given.start :])
@@ -255,7 +255,7 @@ class IndexStates(DiskRules):
     def hold(self, pick: int) -> None:
         key = self.pick_given(pick)
         held = {
-            each: self.index.payload(each) is not None
+            each: self.index.ram.get(each) is not None
             for each in [key]
             if self.index.residence(each) is not None
         }
@@ -267,7 +267,7 @@ class IndexStates(DiskRules):
         hold, held = self.holds.pop(pick % len(self.holds))
         for key, was_in_ram in held.items():
             assert self.index.residence(key) is not None
-            assert not was_in_ram or self.index.payload(key) is not None
+            assert not was_in_ram or self.index.ram.get(key) is not None
         hold.close()
 
     @precondition(lambda self: self.given)
@@ -282,8 +282,8 @@ class IndexStates(DiskRules):
         keys = tuple(
             key for key in keys if self.index.residence(key) is not None and key not in pinned
         )
-        in_ram = {key: self.index.payload(key) is not None for key in keys}
-        self.index.pin(keys)
+        in_ram = {key: self.index.ram.get(key) is not None for key in keys}
+        self.index.pins.pin(keys)
         self.pinned.append((keys, in_ram))
 
     @precondition(lambda self: self.pinned)
@@ -292,8 +292,8 @@ class IndexStates(DiskRules):
         keys, in_ram = self.pinned.pop(pick % len(self.pinned))
         for key, was_in_ram in in_ram.items():
             on_disk = self.disk is not None and key in self.disk.kept
-            assert on_disk or not was_in_ram or self.index.payload(key) is not None
-        self.index.unpin(keys)
+            assert on_disk or not was_in_ram or self.index.ram.get(key) is not None
+        self.index.pins.unpin(keys)
 
     def lost_on_purpose(self, keys: tuple[BlockKey, ...]) -> None:
         for _, held in (*self.holds, *self.pinned):
@@ -319,7 +319,7 @@ class IndexStates(DiskRules):
         given = self.given[key]
         own = given.chain[given.start :]
         is_in_ram = self.index.restored(key, Weight(max(1, len(own)), (given.tenant, own)))
-        assert is_in_ram <= (self.index.payload(key) is not None)
+        assert is_in_ram <= (self.index.ram.get(key) is not None)
 
     @rule()
     def offer_again(self) -> None:
@@ -332,7 +332,7 @@ class IndexStates(DiskRules):
     @rule(pick=PICKS)
     def forget(self, pick: int) -> None:
         key = self.pick_given(pick)
-        was_there = self.index.residence(key) is not None or self.index.is_missing(key)
+        was_there = self.index.residence(key) is not None or key in self.index.missing
         gone = self.index.forget([key], cause=CacheOutcome.FORGOTTEN)
         assert (key in gone) == was_there
         assert not any(self.is_alive(each) for each in gone)
@@ -358,16 +358,14 @@ class IndexStates(DiskRules):
         self.index.check_invariants()
         known = {key for key in self.given if self.index.residence(key) is not None}
         assert known == {key for key in self.given if self.is_alive(key)}
-        missing = {key for key in self.given if self.index.is_missing(key)}
+        missing = {key for key in self.given if key in self.index.missing}
         assert (known == self.reachable().keys()) == (not missing)
         for key in known | missing:
             parent = self.given[key].parent
             assert self.given[key].start == 0 or parent in known | missing
         if not self.holds and not self.pinned:
             saving = self.disk.queued if self.disk is not None else {}
-            assert self.index._ram.held <= sum(
-                self.index.payload(key) is not None for key in saving
-            )
+            assert self.index.ram.held <= sum(self.index.ram.get(key) is not None for key in saving)
 
 
 IndexStates.TestCase.settings = settings(max_examples=50, stateful_step_count=30)

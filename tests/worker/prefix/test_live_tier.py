@@ -223,8 +223,8 @@ def test_a_session_is_forgotten_even_if_the_tree_lost_it_first() -> None:
     rest(subject)
     index, tier = subject.index, subject.cache.live
     tier.end_chain(next(chain for chain in parked(subject) if chain.request_id == "first"))
-    while (victim := index._ram.next_to_leave()) is not None:
-        index._ram.evict(victim)
+    while (victim := index.ram.next_to_leave()) is not None:
+        index.ram.evict(victim)
         if victim not in index._holders:
             index._remove_subtree(victim, CacheOutcome.EVICTED)
     index.check_invariants()

@@ -66,9 +66,11 @@ class HeldStates(DiskRules):
     def leave(self, pick: int, keeps: bool, is_copied: bool) -> None:
         """A chain leaves as a whole, or after the tokens that another sequence takes over."""
         live = self.live[pick % len(self.live)]
-        keys = [key for key in live.keys if not keeps or sum(self.index.run_of(key)) > 6]
+        keys = [key for key in live.keys if not keeps or sum(self.index.tree.run_of(key)) > 6]
         alone = self.index.held_alone(live, keys)
-        copies = {key: Weight(self.index.run_of(key)[1]) if is_copied else None for key in alone}
+        copies = {
+            key: Weight(self.index.tree.run_of(key)[1]) if is_copied else None for key in alone
+        }
         has_room = self.budget == 1000
         gone = self.index.end_holding(live, keys, copies=copies)
         assert set(alone) <= set(keys)
@@ -94,7 +96,7 @@ class HeldStates(DiskRules):
             for key in live.keys:
                 assert self.index.residence(key) in (Residence.RAM, Residence.BOTH)
                 is_durable = self.disk is None or key in self.disk.kept
-                if self.index.payload(key) is not None and is_durable:
+                if self.index.ram.get(key) is not None and is_durable:
                     assert self.disk is not None, (
                         "what is live is not in RAM again where no disk wants it"
                     )
@@ -102,7 +104,7 @@ class HeldStates(DiskRules):
             is_held = any(key in live.keys for live in self.live)
             on_disk = self.disk is not None and (key in self.disk.kept or key in self.disk.queued)
             if self.index.residence(key) is not None:
-                assert is_held or on_disk or self.index.payload(key) is not None, (
+                assert is_held or on_disk or self.index.ram.get(key) is not None, (
                     "a key that nobody has"
                 )
 

@@ -242,7 +242,7 @@ def test_blocks_stored_during_an_export_do_not_affect_it(tmp_path: Path) -> None
     path, index = tmp_path / "out", subject.index
 
     def insert_a_large_block() -> object:
-        tokens, weight = pack_tokens(prompt("other", 10)), Weight(index.ram_budget_bytes - 1000)
+        tokens, weight = pack_tokens(prompt("other", 10)), Weight(index.ram.budget_bytes - 1000)
         return index.insert(Cursor(index.root()), tokens, weight)
 
     assert subject.sessions.carry_out(to_export(path)) is None

@@ -36,13 +36,12 @@ from holdfast.front.output import (
 from holdfast.front.prompt.conversation import REASONING_FIELDS, answer_message
 from holdfast.front.prompt.images import image_spans
 from holdfast.front.prompt.known_answers import AnswerMeaning, meaning_of_deltas, meaning_of_text
-from holdfast.front.prompt.prepare import Layouts, Prepared, conversation_tokens
+from holdfast.front.prompt.prepare import Prepared, conversation_tokens
 from holdfast.front.prompt.template_probes import next_messages
 from holdfast.front.prompt.tokenizer_bundle import TokenizerBundle
-from holdfast.front.request import ChatPrompt, GenerationRequest, PromptTokens
+from holdfast.front.request import ChatPrompt, GenerationRequest
 from holdfast.wire.commands import ReadAhead, SequenceRequest
 from holdfast.wire.events import FinishReason
-from holdfast.wire.images import ImageSpan
 from holdfast.wire.requests import SamplingParams, TokenIds, common_tokens
 
 Observe: TypeAlias = Callable[[OutputEvent], None]
@@ -311,18 +310,27 @@ def read_ahead_request(
         reasoning=text_of(deltas, "reasoning") if sends_thoughts else "",
         calls=calls,
     )
-    next_prompts = [
+    # Only the tokens that two possible next turns share are certain.
+    layouts = prepared.layouts
+    first_prompt, second_prompt = (
         conversation_tokens(
             request,
             msgspec.structs.replace(
                 prompt, messages=(*prompt.messages, answer, *next_messages(calls, probe))
             ),
             bundle,
-            layouts=prepared.layouts,
+            layouts=layouts,
         )
         for probe in _PROBE_MESSAGES
-    ]
-    certain_ids, images = _shared_prefix(*next_prompts, layouts=prepared.layouts)
+    )
+    shared_tokens = common_tokens(first_prompt.token_ids.packed, second_prompt.token_ids.packed)
+    images = image_spans(first_prompt.images, layouts)
+    # an image is prefilled as a whole
+    shared_tokens = min(
+        (span.start for span in images if span.start < shared_tokens < span.end),
+        default=shared_tokens,
+    )
+    certain_ids = first_prompt.token_ids[:shared_tokens]
     generated = TokenIds.of(token_id for delta in deltas for token_id in delta.token_ids)
     known_tokens = common_tokens(
         certain_ids.packed, (prepared.rules.prompt_token_ids + generated).packed
@@ -332,28 +340,12 @@ def read_ahead_request(
     return SequenceRequest(
         request_id=f"{request.request_id}/ahead",
         prompt_token_ids=certain_ids,
-        images=images,
+        images=tuple(span for span in images if span.end <= shared_tokens),
         max_tokens=0,
         sampling=SamplingParams(seed=0),
         **request.cache_use,
         read_ahead=ReadAhead(known_tokens=known_tokens),
     )
-
-
-def _shared_prefix(
-    first_prompt: PromptTokens, second_prompt: PromptTokens, *, layouts: Layouts
-) -> tuple[TokenIds, tuple[ImageSpan, ...]]:
-    """The tokens and the images that two prompts share at their beginning: only these are certain
-    in the next turn. An image is prefilled as a whole.
-    """
-    shared_tokens = common_tokens(first_prompt.token_ids.packed, second_prompt.token_ids.packed)
-    images = image_spans(first_prompt.images, layouts)
-    shared_tokens = min(
-        (span.start for span in images if span.start < shared_tokens < span.end),
-        default=shared_tokens,
-    )
-    shared_images = tuple(span for span in images if span.end <= shared_tokens)
-    return first_prompt.token_ids[:shared_tokens], shared_images
 
 
 def _has_thought(message: object) -> bool:

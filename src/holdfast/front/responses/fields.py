@@ -49,10 +49,8 @@ from holdfast.front.server.fields import (
     TAG_MARK,
     EffortWord,
     FunctionName,
-    FunctionParameters,
     MaxTokens,
     ReasoningOptions,
-    StrictArguments,
     TextOrMany,
     UnsupportedFields,
     checked_definitions,
@@ -200,8 +198,12 @@ class NamespacedTool(TypedDict):
     type: str
     name: NotRequired[FunctionName]
     description: NotRequired[str | None]
-    parameters: NotRequired[FunctionParameters]
-    strict: NotRequired[StrictArguments]
+    parameters: NotRequired[
+        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
+    ]
+    strict: NotRequired[
+        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
+    ]
     format: NotRequired[
         Annotated[
             CustomFormat | None, Field(description="For a custom tool: the format of the text.")
@@ -388,11 +390,24 @@ class ResponseRequest(SamplingFields):
             open_summary=summary_seal(seal, model).decrypt,
             earlier_count=len(earlier_items),
         )
-        answer_options = self._answer_options(
-            items, tools=tools, earlier_count=len(earlier_items), compacts=compacts
-        )
+        parallel = self.parallel_tool_calls is not False
+        reasoning, output_format = self._configuration(items, earlier_count=len(earlier_items))
+        choice = choice_of(self.tool_choice, tools=tools, parallel=parallel)
+        thinking = thinking_of(values={"reasoning": reasoning})
+        if compacts:
+            messages = (*messages, SUMMARY_TURN)
+            answer_options = summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
+        else:
+            answer_options = {
+                "max_tokens": self.max_output_tokens,
+                "want_logprobs": self.shows().logprobs,
+                "top_logprobs": self.top_logprobs or 0,
+                "tool_choice": choice,
+                "thinking": thinking,
+                "output_format": output_format,
+            }
         prompt = ChatPrompt(
-            messages=(*messages, SUMMARY_TURN) if compacts else messages,
+            messages=messages,
             has_images=has_images,
             tools=tools.definitions,
             tool_fields=tools.fields,
@@ -407,33 +422,6 @@ class ResponseRequest(SamplingFields):
             **answer_options,
             **options,
         )
-
-    def _answer_options(
-        self,
-        items: Sequence[Mapping[str, Any]],
-        *,
-        tools: OfferedTools,
-        earlier_count: int,
-        compacts: bool,
-    ) -> dict[str, Any]:
-        """Return the fields of `GenerationRequest` that are about the answer. Raises RequestRefused.
-
-        compacts: whether the answer is a summary of the conversation.
-        """
-        reasoning, output_format = self._configuration(items, earlier_count=earlier_count)
-        parallel = self.parallel_tool_calls is not False
-        choice = choice_of(self.tool_choice, tools=tools, parallel=parallel)
-        thinking = thinking_of(values={"reasoning": reasoning})
-        if compacts:
-            return summary_options(max_tokens=self.max_output_tokens, thinking=thinking)
-        return {
-            "max_tokens": self.max_output_tokens,
-            "want_logprobs": self.shows().logprobs,
-            "top_logprobs": self.top_logprobs or 0,
-            "tool_choice": choice,
-            "thinking": thinking,
-            "output_format": output_format,
-        }
 
     def _configuration(
         self, items: Sequence[Mapping[str, Any]], *, earlier_count: int

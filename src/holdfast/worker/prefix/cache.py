@@ -120,7 +120,7 @@ class PrefixCache:
             chain=chain,
             root=root,
             plan=plan,
-            hold=self.index.pinned(plan),
+            hold=self.index.ram.pinned(plan.keys),
             asked_at=asked_at,
             may_move=may_move,
             in_blocks_only=in_blocks_only,
@@ -196,7 +196,7 @@ class PrefixCache:
 
     def payload(self, key: BlockKey) -> Snapshot | None:
         """The payload of a key from RAM, or a copy from a live state; None if neither has it."""
-        payload = self.index.payload(key)
+        payload = self.index.ram.get(key)
         return payload if isinstance(payload, Snapshot) else self.live.copy_from_holder(key)
 
     def snapshots(self, lookup: Lookup) -> list[Snapshot]:
@@ -217,7 +217,7 @@ class PrefixCache:
 
     def _plan(self, chain: bytes, root: Root, *, limit: int) -> ReusePlan:
         """Plan which blocks, of at most `limit` tokens, a sequence with this chain reuses."""
-        return self.index.plan(
+        return self.index.planner.plan(
             chain, root=root, resumable_anywhere=self._model_form.resumes_anywhere, limit=limit
         )
 
@@ -233,7 +233,7 @@ class PrefixCache:
             unused = max(0, planned_tokens - lookup.plan.tokens)
             shortfall = Shortfall(CacheOutcome.UNREADABLE, unused)
             lookup.plan = replace(lookup.plan, shortfall=shortfall)
-        lookup.hold = self.index.pinned(lookup.plan)
+        lookup.hold = self.index.ram.pinned(lookup.plan.keys)
         if lookup.base is not None:
             lookup.drop_base()
             lookup.base = self.live.claim(lookup)
@@ -293,7 +293,7 @@ class PrefixCache:
         Returns the new block; None if there is nothing to store, or no room.
         """
         end = min(snapshot.end, len(chain) // TOKEN_BYTES)
-        self.index.advance(cursor, chain, end=end)
+        self.index.tree.advance(cursor, chain, end=end)
         start = cursor.position
         if not snapshot.tokens:
             fits = snapshot.layers == self._model_form.layers and 0 < snapshot.start <= min(
@@ -323,7 +323,7 @@ class PrefixCache:
         computed their tokens.
         """
         for key in self.index.to_fill(cursor):
-            start, tokens = self.index.run_of(key)
+            start, tokens = self.index.tree.run_of(key)
             if live.root.form_at(start + tokens) != live.root.form:
                 continue  # stored as native, but this state has quantized the tokens since then
             payload = self.live.copy_of(live, key)

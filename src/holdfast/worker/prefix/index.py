@@ -48,41 +48,36 @@ class PrefixIndex:
     ) -> None:
         self.fingerprint = fingerprint
         self._store = disk
-        self._tree = PrefixTree()
-        self._ram = RamTier(ram_budget_bytes)
+        self.tree = PrefixTree()
+        self.ram = RamTier(ram_budget_bytes)
         self._disk = DiskIndex()
-        self._pins = Pins(self._ram, self._disk)
+        self.pins = Pins(self.ram, self._disk)
         self._history = EvictionHistory()
         # for each block, the live chains that hold all of its tokens
         self._holders: dict[BlockKey, set[LiveChain]] = {}
         # keys whose payload is gone, although blocks after them are stored
-        self._missing: set[BlockKey] = set()
+        self.missing: set[BlockKey] = set()
         self._suspects: set[BlockKey] = set()  # blocks that may have made a sequence fail
         self._forgotten: set[BlockKey] = set()  # since the last call of `take_forgotten`
-        self._planner = Planner(
-            self._tree, self._history, is_in_memory=self._is_in_memory, missing=self._missing
+        self.planner = Planner(
+            self.tree, self._history, is_in_memory=self._is_in_memory, missing=self.missing
         )
 
     def __len__(self) -> int:
-        return len(self._tree)
-
-    @property
-    def ram_budget_bytes(self) -> int:
-        """The limit for bytes in RAM."""
-        return self._ram.budget_bytes
+        return len(self.tree)
 
     def set_ram_budget(self, nbytes: int) -> None:
         """Change the RAM budget; evicts the excess, except held blocks."""
-        self._ram.budget_bytes = nbytes
+        self.ram.budget_bytes = nbytes
         self.evict_excess()
-        self._ram.tolerated_bytes = max(nbytes, self._ram.resident_bytes)
+        self.ram.tolerated_bytes = max(nbytes, self.ram.resident_bytes)
 
     def evict_excess(self) -> None:
         """Evict blocks that exceed the RAM budget, because they were held when it was lowered."""
-        while not self._ram.fits(0) and (victim := self._ram.next_to_leave()) is not None:
+        while not self.ram.fits(0) and (victim := self.ram.next_to_leave()) is not None:
             self._evict(victim)
-        still_tolerated = max(self._ram.budget_bytes, self._ram.resident_bytes)
-        self._ram.tolerated_bytes = min(self._ram.tolerated_bytes, still_tolerated)
+        still_tolerated = max(self.ram.budget_bytes, self.ram.resident_bytes)
+        self.ram.tolerated_bytes = min(self.ram.tolerated_bytes, still_tolerated)
 
     def load(self) -> int:
         """Add the blocks on disk to the index; returns how many were added.
@@ -94,27 +89,27 @@ class PrefixIndex:
         for entry in () if self._store is None else sorted(self._store.entries(), key=by_place):
             key = entry.block.key
             try:
-                self._tree.insert(entry.block)
+                self.tree.insert(entry.block)
             except ValueError:
                 continue
-            if not self._tree.has_node(key):
+            if not self.tree.has_node(key):
                 continue
-            node = self._tree.node(key)
+            node = self.tree.node(key)
             node.nbytes = node.nbytes or entry.file_bytes
             if not entry.is_missing:
                 self._disk.found(key)
-                self._missing.discard(key)
-                self._pins.sync(key)
+                self.missing.discard(key)
+                self.pins.sync(key)
                 added_blocks += 1
             elif not self._is_in_a_tier(key):
-                self._missing.add(key)
-        for key in tuple(self._missing):
+                self.missing.add(key)
+        for key in tuple(self.missing):
             self._drop_unneeded_missing(key)
         return added_blocks
 
     def _is_in_a_tier(self, key: BlockKey) -> bool:
         """Whether RAM, the disk or a live chain has the payload of a key."""
-        return key in self._ram or key in self._disk or key in self._holders
+        return key in self.ram or key in self._disk or key in self._holders
 
     # -- reuse
 
@@ -124,40 +119,18 @@ class PrefixIndex:
         """
         return Root(root_key(self.fingerprint, tenant, form), tenant, form)
 
-    def plan(
-        self,
-        packed: bytes,
-        *,
-        root: Root,
-        resumable_anywhere: bool,
-        limit: int,
-    ) -> ReusePlan:
-        """Plan which stored prefix, of at most `limit` tokens, a sequence with these packed tokens
-        reuses.
-
-        The plan counts as a use only once it is accepted. resumable_anywhere: whether all layers
-        keep every token, so that no saved state is needed.
-        """
-        return self._planner.plan(
-            packed, root=root, resumable_anywhere=resumable_anywhere, limit=limit
-        )
-
     def accept(self, plan: ReusePlan) -> None:
         """Record that a sequence has started from a plan: all keys of the plan were used."""
-        self._ram.touch(plan.keys)
+        self.ram.touch(plan.keys)
         on_disk = [key for key in plan.keys if key in self._disk]
         if self._store is not None and on_disk:
             self._store.touch(on_disk)
 
-    def payload(self, key: BlockKey) -> Payload | None:
-        """The payload of a key if it is in RAM, otherwise None. Do not modify the payload."""
-        return self._ram.get(key)
-
     def residence(self, key: BlockKey) -> Residence | None:
         """The tier that has the payload of a key; None if no tier has it."""
-        if not self._tree.has_node(key) or key in self._missing:
+        if not self.tree.has_node(key) or key in self.missing:
             return None
-        if key not in self._ram and key not in self._holders:
+        if key not in self.ram and key not in self._holders:
             return Residence.DISK
         return Residence.BOTH if key in self._disk else Residence.RAM
 
@@ -166,40 +139,23 @@ class PrefixIndex:
         in RAM now.
         """
         self._suspects.discard(key)
-        if not self._tree.has_node(key) or key in self._ram or key in self._holders:
-            return key in self._ram
+        if not self.tree.has_node(key) or key in self.ram or key in self._holders:
+            return key in self.ram
         is_in_ram = self._store_in_ram(key, payload)
         self._drop_unneeded_missing(key)
         return is_in_ram
 
-    def is_missing(self, key: BlockKey) -> bool:
-        """Whether a key is lost, but still in the tree because the disk has keys after it."""
-        return key in self._missing
-
     def _is_in_memory(self, key: BlockKey) -> bool:
         """Whether the payload of a key is available without reading from disk."""
-        return key in self._ram or (key in self._holders and key not in self._disk)
+        return key in self.ram or (key in self._holders and key not in self._disk)
 
     def hold_blocks(self, keys: Iterable[BlockKey]) -> ExitStack:
         """Hold keys and all keys before them in RAM and in the tree until the returned stack is
         closed.
         """
-        return self._ram.pinned(self._tree.with_ancestors(keys))
-
-    def pinned(self, plan: ReusePlan) -> ExitStack:
-        """As `hold_blocks`, for all keys of a plan, which include their ancestors."""
-        return self._ram.pinned(plan.keys)
+        return self.ram.pinned(self.tree.with_ancestors(keys))
 
     # -- add
-
-    def advance(self, cursor: Cursor, packed: bytes | bytearray, *, end: int) -> None:
-        """Move a cursor along its chain `packed` as far as the chain is stored, at most to token
-        `end`.
-
-        The cost depends on the distance moved. If the cursor's node is gone, the cursor starts
-        again at the root.
-        """
-        self._tree.advance(cursor, packed, end=end)
 
     def insert(
         self, cursor: Cursor, packed: bytes, payload: Payload, *, holder: LiveChain | None = None
@@ -216,7 +172,7 @@ class PrefixIndex:
         """Add a state at a cursor that was just advanced. Returns the same as `insert`; also None
         if there already is a state at this position.
         """
-        stored_key = self._tree.checkpoint_at(cursor)
+        stored_key = self.tree.checkpoint_at(cursor)
         if stored_key is not None:
             self.restored(stored_key, payload)
             return None
@@ -249,7 +205,7 @@ class PrefixIndex:
             start=cursor.position,
             packed_tokens=packed,
         )
-        self._tree.append(cursor, block).nbytes = payload.nbytes
+        self.tree.append(cursor, block).nbytes = payload.nbytes
         if has_room:
             self._put_in_ram(key, payload)
         if self._store is not None:
@@ -266,45 +222,45 @@ class PrefixIndex:
         that has removed it, because everything after it was evicted.
         """
         keys: list[BlockKey] = []
-        if self._missing or self._suspects:
+        if self.missing or self._suspects:
             node = cursor.node
             cut = cursor.cut
             while node is not None and node.parent is not None:
                 # if the chain leaves a block before its end, it continues with other tokens
                 is_whole = cut == node.tokens
-                if is_whole and (node.key in self._missing or node.key in self._suspects):
+                if is_whole and (node.key in self.missing or node.key in self._suspects):
                     keys.append(node.key)
                 cut = node.parent_cut
                 node = node.parent
         for key in reversed(keys):
-            if key in self._missing or key in self._suspects:
+            if key in self.missing or key in self._suspects:
                 yield key
 
     def fill(self, key: BlockKey, payload: Payload, *, holder: LiveChain | None) -> Block:
         """Add a payload for a missing or suspect block. Returns the same as `insert`: with a disk,
         the caller gives the block to the store.
         """
-        block = self._tree.block_of(key)
+        block = self.tree.block_of(key)
         self._suspects.discard(key)
-        self._tree.node(key).nbytes = payload.nbytes
-        if key not in self._ram:
+        self.tree.node(key).nbytes = payload.nbytes
+        if key not in self.ram:
             self._store_in_ram(key, payload)
         if self._store is not None and not self._disk.is_saving(key):
             self.begin_saving(block)
         if holder is not None:
             self.begin_holding(holder, (key,))
         if self._is_in_a_tier(key):
-            self._missing.discard(key)
+            self.missing.discard(key)
         return block
 
     def mark_suspect(self, key: BlockKey) -> None:
         """Record that the file of a block could not be read. It may be readable later."""
-        if key in self._disk and self._tree.has_node(key):
+        if key in self._disk and self.tree.has_node(key):
             self._suspects.add(key)
 
     def _store_in_ram(self, key: BlockKey, payload: Payload) -> bool:
         """Put a payload into RAM if there is room."""
-        parent = self._tree.parent_of(key) or key
+        parent = self.tree.parent_of(key) or key
         has_room = self._make_room(payload.nbytes, before=parent, keep=key)
         if has_room:
             self._put_in_ram(key, payload)
@@ -312,32 +268,26 @@ class PrefixIndex:
 
     def _put_in_ram(self, key: BlockKey, payload: Payload) -> None:
         """Put a payload into RAM, which must have room for it."""
-        self._ram.put(key, payload, parent=self._tree.parent_of(key))
-        self._missing.discard(key)
-        self._pins.sync(key)
+        self.ram.put(key, payload, parent=self.tree.parent_of(key))
+        self.missing.discard(key)
+        self.pins.sync(key)
 
     # -- live chains
 
     def whole_blocks(self, blocks: Iterable[ChainBlock]) -> list[BlockKey]:
         """Those of a chain's blocks that are stored and are contained completely in the chain."""
         return [
-            block.key
-            for block in blocks
-            if self._tree.has_node(block.key) and self._is_whole(block)
+            block.key for block in blocks if self.tree.has_node(block.key) and self._is_whole(block)
         ]
 
     def _is_whole(self, block: ChainBlock) -> bool:
         """Whether a chain contains all tokens of this stored block, not only the first ones."""
-        _, tokens = self._tree.run_of(block.key)
+        _, tokens = self.tree.run_of(block.key)
         return block.tokens == tokens
 
     def holder_of(self, key: BlockKey) -> LiveChain | None:
         """A live chain that holds every token of a block; None if there is none."""
         return next(iter(self._holders.get(key, ())), None)
-
-    def run_of(self, key: BlockKey) -> tuple[int, int]:
-        """The position of a block's first token in its chain, and the number of its tokens."""
-        return self._tree.run_of(key)
 
     def begin_holding(self, chain: LiveChain, keys: Iterable[BlockKey]) -> None:
         """Record that a live chain holds every token of these blocks.
@@ -345,12 +295,12 @@ class PrefixIndex:
         RAM drops those that the disk has; without a disk, it drops all.
         """
         for key in keys:
-            if self._tree.has_node(key):
+            if self.tree.has_node(key):
                 self._holders.setdefault(key, set()).add(chain)
-                self._missing.discard(key)
+                self.missing.discard(key)
                 chain.keys.add(key)
-                if key in self._ram and (self._store is None or self._disk.is_stored(key)):
-                    self._ram.drop(key)
+                if key in self.ram and (self._store is None or self._disk.is_stored(key)):
+                    self.ram.drop(key)
 
     def held_alone(self, chain: LiveChain, keys: Iterable[BlockKey]) -> list[BlockKey]:
         """Those of the given keys that would be lost if a live chain released them; parents
@@ -359,7 +309,7 @@ class PrefixIndex:
         alone = [
             key
             for key in keys
-            if self._holders.get(key) == {chain} and key not in self._ram and key not in self._disk
+            if self._holders.get(key) == {chain} and key not in self.ram and key not in self._disk
         ]
         return sorted(alone, key=self.run_of)
 
@@ -375,7 +325,7 @@ class PrefixIndex:
         copies: payloads of the blocks that only this chain had, parents first.
         """
         for key, payload in copies.items():
-            if payload is not None and self._tree.has_node(key):
+            if payload is not None and self.tree.has_node(key):
                 self._store_in_ram(key, payload)
         lost_keys: list[BlockKey] = []
         for key in tuple(keys):
@@ -384,7 +334,7 @@ class PrefixIndex:
             holders.discard(chain)
             if holders or self._holders.pop(key, None) is None:
                 continue
-            if key not in self._ram and key not in self._disk:
+            if key not in self.ram and key not in self._disk:
                 lost_keys += self._lose_key(key, CacheOutcome.EVICTED)
         return tuple(lost_keys)
 
@@ -394,7 +344,7 @@ class PrefixIndex:
         """The part of a chain of packed tokens that is in the tree, with its last states. Some of
         its blocks may be missing.
         """
-        match = self._tree.match(bytes(packed), root=root)
+        match = self.tree.match(bytes(packed), root=root)
         return Branch(blocks=match.blocks, states=match.states[-MOST_STATES:], form=root.form)
 
     def kept_part(self, branch: Branch) -> Branch:
@@ -408,7 +358,7 @@ class PrefixIndex:
         states = tuple(
             state
             for state in branch.states
-            if state.position <= end and self._tree.has_node(state.key)
+            if state.position <= end and self.tree.has_node(state.key)
         )
         return msgspec.structs.replace(branch, blocks=blocks, states=states)
 
@@ -416,16 +366,16 @@ class PrefixIndex:
         """Yield all blocks and states of a stored branch. A block is yielded with all its tokens,
         even if the branch contains only the first ones.
         """
-        return map(self._tree.block_of, branch.keys)
+        return map(self.tree.block_of, branch.keys)
 
     @property
     def tree(self) -> PrefixTree:
         """The stored chains; only the index changes them."""
-        return self._tree
+        return self.tree
 
     def size_of(self, key: BlockKey) -> int:
         """Bytes of a key's payload or of its file; 0 if the key is not stored."""
-        return self._tree.node(key).nbytes if key in self._tree else 0
+        return self.tree.node(key).nbytes if key in self.tree else 0
 
     def forget_branch(self, branch: Branch, *, needed: Container[BlockKey]) -> tuple[BlockKey, ...]:
         """Remove a branch, from its end back to the first key that other keys depend on or that is
@@ -434,9 +384,9 @@ class PrefixIndex:
         Returns the removed keys.
         """
         first_to_remove: BlockKey | None = None  # found so far, from the end back
-        stored = [block for block in branch.blocks if self._tree.has_node(block.key)]
+        stored = [block for block in branch.blocks if self.tree.has_node(block.key)]
         for block in reversed(stored):
-            node = self._tree.node(block.key)
+            node = self.tree.node(block.key)
             is_whole = first_to_remove is not None or self._is_whole(block)
             children = {child.key for child in node.children()} - {first_to_remove}
             with_states = (node, *node.states.values(), *node.covered)
@@ -446,27 +396,13 @@ class PrefixIndex:
         if self._store is not None:
             # files of blocks whose parents are unknown; no tree contains them
             self._store.remove(
-                [key for key in branch.keys if key not in self._tree and key not in needed]
+                [key for key in branch.keys if key not in self.tree and key not in needed]
             )
         return (
             ()
             if first_to_remove is None
             else self.forget((first_to_remove,), cause=CacheOutcome.FORGOTTEN)
         )
-
-    def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Pin keys, each at most once: they stay in RAM until the disk has them. The caller must
-        also pin them in the store.
-        """
-        self._pins.pin(keys)
-
-    def unpin(self, keys: Iterable[BlockKey]) -> None:
-        """Undo `pin`."""
-        self._pins.unpin(keys)
-
-    def limit_pins(self, most_bytes: int) -> None:
-        """Limit the bytes that pins may hold in RAM."""
-        self._pins.most_held_bytes = most_bytes
 
     # -- the disk
 
@@ -475,12 +411,12 @@ class PrefixIndex:
 
         The caller may give them to the store again, after `begin_saving`.
         """
-        return tuple(map(self._tree.block_of, self._disk.unsaved))
+        return tuple(map(self.tree.block_of, self._disk.unsaved))
 
     def begin_saving(self, block: Block) -> None:
         """Record that a block is given to the store. It stays in RAM until that has saved it."""
         # Evicting the block would free no memory: the store's queue has the same buffers.
-        self._ram.hold_keys((block.key,))
+        self.ram.hold_keys((block.key,))
         self._disk.begin_saving(block.key)
 
     def disk_changed(
@@ -495,9 +431,9 @@ class PrefixIndex:
         for key in stored:
             if self._disk.saved(key):
                 self._suspects.discard(key)
-                self._ram.release_keys((key,))
-                if key in self._holders and key in self._ram:
-                    self._ram.drop(key)
+                self.ram.release_keys((key,))
+                if key in self._holders and key in self.ram:
+                    self.ram.drop(key)
         lost_keys: list[BlockKey] = []
         for key in lost:
             was_saving = self._disk.is_saving(key)
@@ -505,11 +441,11 @@ class PrefixIndex:
             if key not in self._disk:
                 self._suspects.discard(key)
             if was_saving:
-                self._ram.release_keys((key,))
-            if is_lost and key not in self._ram and key not in self._holders:
+                self.ram.release_keys((key,))
+            if is_lost and key not in self.ram and key not in self._holders:
                 lost_keys += self._lose_key(key, CacheOutcome.EVICTED)
         for key in (*stored, *lost):
-            self._pins.sync(key)
+            self.pins.sync(key)
         return tuple(lost_keys)
 
     def unreadable(self, keys: Iterable[BlockKey]) -> tuple[BlockKey, ...]:
@@ -522,14 +458,14 @@ class PrefixIndex:
             if self._store is None or key not in self._disk:
                 continue
             self._suspects.discard(key)
-            if key not in self._ram and key not in self._holders:
+            if key not in self.ram and key not in self._holders:
                 if self._disk.is_saving(key):
-                    self._ram.release_keys((key,))
+                    self.ram.release_keys((key,))
                 self._disk.forget(key)
                 lost_keys += self._lose_key(key, CacheOutcome.UNREADABLE)
             elif not self._disk.is_saving(key):
                 self._disk.forget_copy(key)
-            self._pins.sync(key)
+            self.pins.sync(key)
         return tuple(lost_keys)
 
     # -- remove
@@ -538,7 +474,7 @@ class PrefixIndex:
         """Remove keys from all tiers, with all keys after them; returns the removed keys."""
         removed: list[BlockKey] = []
         for key in keys:
-            if self._tree.has_node(key):
+            if self.tree.has_node(key):
                 removed += self._remove_subtree(key, cause)
         self._forgotten.update(removed)
         return tuple(removed)
@@ -557,17 +493,17 @@ class PrefixIndex:
         tree even if it is missing and all keys after it are evicted; the caller gives it a payload
         or a key that follows it, or calls `_drop_unneeded_missing`.
         """
-        if self._ram.fits(nbytes):
+        if self.ram.fits(nbytes):
             return True
-        if nbytes > self._ram.budget_bytes:
+        if nbytes > self.ram.budget_bytes:
             return False
-        with self._ram.pinned((before,)) as hold:
-            while (victim := self._ram.next_to_leave()) is not None:
-                if self._is_only_in_ram(victim) and self._tree.precedes(victim, before):
-                    hold.enter_context(self._ram.pinned((victim,)))
+        with self.ram.pinned((before,)) as hold:
+            while (victim := self.ram.next_to_leave()) is not None:
+                if self._is_only_in_ram(victim) and self.tree.precedes(victim, before):
+                    hold.enter_context(self.ram.pinned((victim,)))
                     continue
                 self._evict(victim, keep=keep)
-                if self._ram.fits(nbytes):
+                if self.ram.fits(nbytes):
                     return True
         return False
 
@@ -578,7 +514,7 @@ class PrefixIndex:
     def _evict(self, key: BlockKey, *, keep: BlockKey | None = None) -> None:
         """Drop a payload from RAM to make room. keep: as in `_drop_unneeded_missing`."""
         is_lost = self._is_only_in_ram(key)
-        self._ram.evict(key)
+        self.ram.evict(key)
         if is_lost:
             self._lose_key(key, CacheOutcome.EVICTED, keep=keep)
 
@@ -589,48 +525,48 @@ class PrefixIndex:
         keys after it; otherwise it is removed, with all keys after it. Returns the lost keys.
         keep: as in `_drop_unneeded_missing`.
         """
-        if not any(each in self._disk for each in self._tree.subtree(key) if each != key):
+        if not any(each in self._disk for each in self.tree.subtree(key) if each != key):
             return self._remove_subtree(key, cause, keep=keep)
         self._record_loss(key, cause)
         self._disk.forget(key)
         self._suspects.discard(key)
-        self._missing.add(key)
+        self.missing.add(key)
         return (key,)
 
     def _drop_unneeded_missing(self, key: BlockKey | None, *, keep: BlockKey | None = None) -> None:
         """Remove a missing key that no key follows, then any such key before it, back to `keep`."""
-        while key is not None and key != keep and key in self._missing:
-            node = self._tree.node(key)
+        while key is not None and key != keep and key in self.missing:
+            node = self.tree.node(key)
             if node.branches or node.states:
                 return
-            parent = self._tree.parent_of(key)
-            self._tree.remove(key)
-            self._missing.discard(key)
+            parent = self.tree.parent_of(key)
+            self.tree.remove(key)
+            self.missing.discard(key)
             key = parent
 
     def _remove_subtree(
         self, key: BlockKey, cause: CacheOutcome, *, keep: BlockKey | None = None
     ) -> tuple[BlockKey, ...]:
         """Remove a key from all tiers, with all keys after it. keep: as in `_drop_unneeded_missing`."""
-        parent = self._tree.parent_of(key)
-        removed = self._tree.subtree(key)
+        parent = self.tree.parent_of(key)
+        removed = self.tree.subtree(key)
         on_disk: list[BlockKey] = []
         for each in removed:
-            if self._tree.has_node(each):
+            if self.tree.has_node(each):
                 self._record_loss(each, cause)
-            self._tree.remove(each)
-            self._missing.discard(each)
+            self.tree.remove(each)
+            self.missing.discard(each)
             self._suspects.discard(each)
-            if each in self._ram:
-                self._ram.drop(each)
+            if each in self.ram:
+                self.ram.drop(each)
             for chain in self._holders.pop(each, ()):
                 chain.keys.discard(each)
                 chain.is_stale |= cause is not CacheOutcome.EVICTED
             if self._disk.is_saving(each):
-                self._ram.release_keys((each,))
+                self.ram.release_keys((each,))
             if self._disk.forget(each):
                 on_disk.append(each)
-            self._pins.sync(each)
+            self.pins.sync(each)
         if self._store is not None and on_disk:
             self._store.remove(on_disk)
         self._drop_unneeded_missing(parent, keep=keep)
@@ -638,7 +574,7 @@ class PrefixIndex:
 
     def _record_loss(self, key: BlockKey, cause: CacheOutcome) -> None:
         """Remember why a key was lost, to explain later cache misses."""
-        node = self._tree.node(key)
+        node = self.tree.node(key)
         if node.is_state:
             self._history.record_state(node, cause=cause)
         else:
@@ -649,34 +585,33 @@ class PrefixIndex:
     def figures(self) -> CacheFigures:
         """The figures of the index, without those of the store."""
         return CacheFigures(
-            kept_tokens=self._tree.tokens
-            - sum(self._tree.node(key).tokens for key in self._missing),
-            tenants=self._tree.roots,
-            ram_bytes=self._ram.resident_bytes,
-            ram_budget_bytes=self._ram.budget_bytes,
-            ram_evicted_blocks=self._ram.evicted,
+            kept_tokens=self.tree.tokens - sum(self.tree.node(key).tokens for key in self.missing),
+            tenants=self.tree.roots,
+            ram_bytes=self.ram.resident_bytes,
+            ram_budget_bytes=self.ram.budget_bytes,
+            ram_evicted_blocks=self.ram.evicted,
         )
 
     def check_invariants(self) -> None:
         """Assert that tree, RAM, disk and live chains agree."""
-        self._tree.check_invariants()
-        self._ram.check_invariants()
-        self._pins.check_invariants()
-        in_tree = {key for key in self._tree if self._tree.has_node(key)}
-        in_tiers = self._disk.keys() | self._ram.keys() | self._holders.keys()
-        assert in_tiers | self._missing == in_tree, (
+        self.tree.check_invariants()
+        self.ram.check_invariants()
+        self.pins.check_invariants()
+        in_tree = {key for key in self.tree if self.tree.has_node(key)}
+        in_tiers = self._disk.keys() | self.ram.keys() | self._holders.keys()
+        assert in_tiers | self.missing == in_tree, (
             "the tree and the tiers (RAM, disk, live chains) have different keys"
         )
-        assert not in_tiers & self._missing, "a tier has a missing key"
+        assert not in_tiers & self.missing, "a tier has a missing key"
         assert self._suspects <= self._disk.keys(), "a suspect key is not on disk"
-        for key in self._missing:
-            node = self._tree.node(key)
+        for key in self.missing:
+            node = self.tree.node(key)
             assert node.branches or node.states, "a missing key that nothing follows"
         assert all(
             holders and all(key in chain.keys for chain in holders)
             for key, holders in self._holders.items()
         ), "a holder does not know what it holds"
-        in_memory = self._ram.keys() | self._holders.keys()
+        in_memory = self.ram.keys() | self._holders.keys()
         assert all(key in in_memory for key in self._disk.unsaved), (
             "an unsaved block is not in memory"
         )

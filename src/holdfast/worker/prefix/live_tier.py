@@ -243,7 +243,7 @@ class LiveTier:
         assert chain.state is not None, "a claimed live chain is gone"
         claim.use = self._choose_use(claim, may_move=lookup.may_move)
         if claim.use == "moved":
-            later_keys = [key for key in chain.keys if sum(self._index.run_of(key)) > tokens]
+            later_keys = [key for key in chain.keys if sum(self._index.tree.run_of(key)) > tokens]
             self._release_blocks(chain, later_keys)
         self._chains.touch(chain)
         return LiveBase(state=chain.state, tokens=tokens, use=claim.use)
@@ -312,7 +312,7 @@ class LiveTier:
         return [
             key
             for key in self._index.whole_blocks(lookup.plan.blocks)
-            if root.form_at(sum(self._index.run_of(key))) == root.form
+            if root.form_at(sum(self._index.tree.run_of(key))) == root.form
         ]
 
     def park(self, live: LiveChain, chain: bytes) -> None:
@@ -459,7 +459,7 @@ class LiveTier:
         first, unless the RAM limit for blocks is 0.
         """
         copies: dict[BlockKey, Snapshot | None] = {}
-        may_keep = self._index.ram_budget_bytes > 0
+        may_keep = self._index.ram.budget_bytes > 0
         try:
             for key in self._index.held_alone(live, keys) if may_keep else ():
                 copies[key] = self.copy_of(live, key)
@@ -470,7 +470,7 @@ class LiveTier:
         """An evaluated copy of a block from a live chain that has all its tokens; None if the chain
         is not live, or if the values are not finite.
         """
-        start, tokens = self._index.run_of(key)
+        start, tokens = self._index.tree.run_of(key)
         if chain.state is None:
             return None
         block = chain.state.copy_block(start=start, tokens=tokens).checked()

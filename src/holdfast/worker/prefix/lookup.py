@@ -157,7 +157,8 @@ class Planner:
     ) -> ReusePlan:
         """Find the longest stored prefix, of at most `limit` tokens, that can be resumed from.
 
-        resumable_anywhere: as in `PrefixIndex.plan`. If the sequences hold keys and values
+        The plan counts as a use only once `PrefixIndex.accept` gets it. resumable_anywhere: whether
+        all layers keep every token, so that no saved state is needed. If the sequences hold keys and values
         quantized, so do stored blocks that end at a multiple of BLOCK_TOKENS, and no sequence can
         continue within such a block.
         """

@@ -339,7 +339,9 @@ class Pins:
         self.most_held_bytes = ram.budget_bytes
 
     def pin(self, keys: Iterable[BlockKey]) -> None:
-        """Pin keys until they are unpinned."""
+        """Pin keys, each at most once: they stay in RAM until the disk has them. The caller must
+        also pin them in the store.
+        """
         for key in keys:
             self._pins.add(key)
             self.sync(key)

@@ -870,13 +870,24 @@ class Scheduler:
             rows=rows_by_flow,
         )
         for sequence, tokens in chunks:
-            span = self._plan_chunk(sequence, tokens, step_number)
-            spans.append(span)
-            if sequence.position == sequence.known_tokens and not span.samples:
-                prefill_only.append(sequence)
+            start = sequence.position
+            sequence.position = start + tokens
+            sequence.last_step = step_number
+            samples = False
+            if sequence.position == sequence.known_tokens:
+                self._prefilling.remove(sequence)
+                samples = sequence.planned_answer_tokens < sequence.max_tokens
+                sequence.planned_answer_tokens += samples
+                if not samples:
+                    prefill_only.append(sequence)
+                elif not sequence.is_fully_planned:
+                    self._decoding.append(sequence)
+            spans.append(
+                Span(request_id=sequence.request_id, start=start, tokens=tokens, samples=samples)
+            )
             chunk_tokens += tokens
             scored_tokens += tokens if sequence.scores_prompt else 0
-            position_sum += tokens * (span.start + tokens / 2)
+            position_sum += tokens * (start + tokens / 2)
         load = replace(
             decoding,
             chunks=len(chunks),
@@ -885,17 +896,3 @@ class Scheduler:
             scored_tokens=scored_tokens,
         )
         return load, tuple(prefill_only)
-
-    def _plan_chunk(self, sequence: ScheduledSequence, tokens: int, step_number: int) -> Span:
-        """Plan the next chunk of a prompt. A sequence that samples after it decodes from then on."""
-        start = sequence.position
-        sequence.position = start + tokens
-        sequence.last_step = step_number
-        samples = False
-        if sequence.position == sequence.known_tokens:
-            self._prefilling.remove(sequence)
-            samples = sequence.planned_answer_tokens < sequence.max_tokens
-            sequence.planned_answer_tokens += samples
-            if samples and not sequence.is_fully_planned:
-                self._decoding.append(sequence)
-        return Span(request_id=sequence.request_id, start=start, tokens=tokens, samples=samples)

@@ -286,7 +286,7 @@ class SessionPins:
             end_keys.update(
                 before
                 for before, after in itertools.pairwise(blocks)
-                if self._cache.index.is_missing(after)
+                if after in self._cache.index.missing
             )
             end_keys.update(state.key for state in branch.states if state.key in pinned)
         if self._cache.store is not None and end_keys:
@@ -337,7 +337,7 @@ class SessionPins:
         if self._holders[key] == 1:
             self._sizes[key] = self._cache.index.size_of(key)
             self.pinned_bytes += self._sizes[key]
-            self._cache.index.pin((key,))
+            self._cache.index.pins.pin((key,))
         return True
 
     def _unpin(self, session: Session, keys: set[BlockKey]) -> None:
@@ -352,7 +352,7 @@ class SessionPins:
             del self._keys[name]
         self._holders.subtract(keys)
         unpinned = [key for key in keys if not self._holders[key]]
-        self._cache.index.unpin(unpinned)
+        self._cache.index.pins.unpin(unpinned)
         for key in unpinned:
             del self._holders[key]
             self.pinned_bytes -= self._sizes.pop(key)

@@ -72,7 +72,8 @@ class SessionService:
         self._pinned_percent = pinned_percent
         self._registry = SessionRegistry(most=most, ttl_seconds=ttl_seconds)
         self._pins = SessionPins(cache, quota_bytes=self._quota_bytes)
-        cache.index.limit_pins(cache.index.ram_budget_bytes * pinned_percent // 100)
+        ram_bytes = cache.index.ram.budget_bytes
+        cache.index.pins.most_held_bytes = ram_bytes * pinned_percent // 100
         self._transfers = Transfers(
             cache,
             context_tokens=context_tokens,
@@ -529,7 +530,7 @@ class SessionService:
         """How many bytes blocks may take where they last: on disk, or in RAM if no disk is writable."""
         disk = None if self._cache.store is None else self._cache.store.statistics()
         if disk is None or disk.mode != "writing":
-            return self._cache.index.ram_budget_bytes
+            return self._cache.index.ram.budget_bytes
         return disk.allowed_bytes
 
 
