@@ -42,7 +42,7 @@ from holdfast.worker.engine.mlx_lm_hooks import StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan
 from holdfast.worker.engine.views import RowsView, StepContext
 from holdfast.worker.kv.full import FullKV
-from holdfast.worker.kv.layer import LayerKV
+from holdfast.worker.kv.layer import KVParts, LayerKV, StoredRun
 
 logger = logging.getLogger("holdfast.worker")
 
@@ -53,9 +53,6 @@ _TABLE_POSITIONS = 64  # positions whose cosines and sines are computed together
 _MOST_ROTATION_TABLES = 64  # tables to keep
 _CHECKED_POSITIONS = (0, 77, 5000)  # of the first token when results are compared with mlx-lm's
 _NATIVE = (NATIVE_BITS, NATIVE_BITS)  # bits of keys and values that are not quantized
-
-# a run of tokens: its stored arrays, and start and end within them
-_StoredRun: TypeAlias = tuple[tuple[mx.array, ...], int, int]
 
 
 class _SharedRun(NamedTuple):
@@ -276,7 +273,7 @@ def _attend(
         layers = [layer for _, layer in single_tokens]
         attended[rows] = attend_in_place(layers, [each.tokens for each in layers], queries[rows])
     # rows of spans with several tokens, and the adjoining keys and values that these rows attend to
-    long_ranges: list[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]] = []
+    long_ranges: list[tuple[slice, KVParts]] = []
     for start, (layer, tokens) in zip(starts, spans, strict=False):
         if tokens > 1:
             for rows_of_span, parts in layer.attention_ranges(tokens, None):
@@ -311,7 +308,7 @@ def _token_ids(span: SequenceSpan) -> npt.NDArray[np.integer]:
 
 
 def _shared_runs_of(
-    sequences: Sequence[Sequence[_StoredRun]], new_tokens: Sequence[int]
+    sequences: Sequence[Sequence[StoredRun]], new_tokens: Sequence[int]
 ) -> tuple[list[_SharedRun], npt.NDArray[np.int32]]:
     """Divide the stored tokens into runs to which the same rows attend. Returns the runs, and the row
     ids of all runs, one run's after the other's.

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from holdfast.wire.requests import SamplingParams
 from holdfast.worker.engine.backend import SamplingKind, Scores
+from holdfast.worker.engine.sampling import evaluated
 from holdfast.worker.engine.token_sampling import BLOCK, HOTTEST
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -47,12 +48,6 @@ _ROUNDING_NATS = 1e-3  # above the largest rounding error of one block's sums an
 
 _Doubles: TypeAlias = npt.NDArray[np.float64]
 _Words: TypeAlias = npt.NDArray[np.uint32]  # of 32 bits, for hashing
-
-
-def _rows_of(logits: mx.array) -> Floats:
-    """Evaluate float32 logits, [rows, vocab], and return a numpy view."""
-    mx.eval(logits)
-    return np.array(logits, copy=False)
 
 
 class GroupedRow:
@@ -105,7 +100,7 @@ def score_on_host(logits: mx.array, token_ids: mx.array, *, top_logprobs: int) -
     get NaN. Allocates memory for one additional row.
     """
     mx.eval(logits, token_ids)
-    rows = _rows_of(logits)
+    rows = evaluated(logits)
     tokens = np.array(token_ids)
     top_ids = np.zeros((len(rows), top_logprobs), np.uint32)
     top_values = np.full((len(rows), top_logprobs), np.nan, np.float32)
@@ -152,7 +147,7 @@ def sample_on_host(
     with np.errstate(all="ignore"):
         tokens = [
             _sample_row(row, row_params, key)
-            for row, row_params, key in zip(_rows_of(logits), params, keys, strict=True)
+            for row, row_params, key in zip(evaluated(logits), params, keys, strict=True)
         ]
     return mx.array(tokens, dtype=mx.uint32)
 

@@ -16,12 +16,12 @@ from holdfast.worker.cpu.kernels.decode_attention import Quantized, can_dequanti
 from holdfast.worker.cpu.kernels.decode_attention import dequantize as dequantize_by_kernel
 from holdfast.worker.cpu.kernels.five_bits import FIELDS_OF_FIVE_BITS
 from holdfast.worker.kv.bits import Bits
-from holdfast.worker.kv.layer import DTYPES, HeadsForm, keys_and_values
-from holdfast.worker.kv.quantized import ARRAYS_OF_CODES, StoredCodes, dequantized
+from holdfast.worker.kv.layer import DTYPES, HeadsForm, StoredRun, keys_and_values
+from holdfast.worker.kv.quantized import ARRAYS_OF_CODES, dequantized
 
 
 def dequantize(
-    runs: Sequence[StoredCodes], forms: tuple[HeadsForm, HeadsForm], bits: tuple[Bits, Bits]
+    runs: Sequence[StoredRun], forms: tuple[HeadsForm, HeadsForm], bits: tuple[Bits, Bits]
 ) -> list[tuple[mx.array, mx.array]] | None:
     """Dequantize adjoining runs of codes of keys and values. Evaluates the codes.
 
@@ -38,7 +38,7 @@ def dequantize(
 
 
 def _by_kernel(
-    runs: Sequence[StoredCodes], forms: tuple[HeadsForm, HeadsForm], bits: tuple[Bits, Bits]
+    runs: Sequence[StoredRun], forms: tuple[HeadsForm, HeadsForm], bits: tuple[Bits, Bits]
 ) -> tuple[mx.array, mx.array]:
     """Keys and values of all runs, by the C kernel."""
     mx.eval([arrays for arrays, _, _ in runs])
@@ -66,9 +66,7 @@ def _as_numpy(arrays: Sequence[mx.array], bits: Bits) -> Quantized:
     return Quantized(codes, scales, biases, bits)
 
 
-def _by_mlx(
-    run: StoredCodes, dtype: mx.Dtype, bits: tuple[Bits, Bits]
-) -> tuple[mx.array, mx.array]:
+def _by_mlx(run: StoredRun, dtype: mx.Dtype, bits: tuple[Bits, Bits]) -> tuple[mx.array, mx.array]:
     """Keys and values of a run, in MLX operations. Lazy."""
     arrays, start, end = run
     cut_arrays = [array[:, :, start:end] for array in arrays]

@@ -45,6 +45,7 @@ from holdfast.worker.engine import mlx_lm_hooks
 from holdfast.worker.engine.layouts import OwnWeights
 from holdfast.worker.engine.mlx_lm_hooks import HEAD_NAMES, StepLogits
 from holdfast.worker.engine.sequence import SequenceSpan
+from holdfast.worker.engine.weight_format import named_modules
 
 T = TypeVar("T")
 # name and rank of each adapter that changes a layer; layers for which this is equal share a mask
@@ -285,7 +286,7 @@ class Adapters(OwnWeights):
         # the adapter of all rows of the forward pass; empty: none, or several
         self._only_adapter = ""
         self._row_adapters: RowAdapters | None = None  # set if the rows have several adapters
-        modules = dict(_named_modules(model))
+        modules = dict(named_modules(model))
         for path, layer in layers.items():
             self._replace_class(modules[path], path, layer)
 
@@ -396,7 +397,7 @@ def attach(
     """
     if not files:
         return None
-    modules = dict(_named_modules(model))
+    modules = dict(named_modules(model))
     low_ranks_by_path: dict[str, dict[str, LowRank]] = {}
     for each in files:
         for path, low_rank in _load_adapter(each, modules, compute_dtype).items():
@@ -567,8 +568,3 @@ def _is_experts(module: Any) -> bool:
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
     return isinstance(module, SwitchLinear | QuantizedSwitchLinear)
-
-
-def _named_modules(model: Any) -> list[tuple[str, Any]]:
-    modules: list[tuple[str, Any]] = model.named_modules()
-    return modules

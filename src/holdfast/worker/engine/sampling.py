@@ -362,7 +362,7 @@ def sample(
     allowed = with_masks(logits, limits)
     if is_computed or any(_backend_sampler(row.kind, logits) is not None for row in rows):
         allowed = allowed.astype(mx.float32)
-        maxima = _evaluated(allowed).max(axis=-1)
+        maxima = evaluated(allowed).max(axis=-1)
         peaks, ok = mx.array(maxima), mx.array(np.isfinite(maxima))
     else:
         # NaN if the row contains one, as in numpy
@@ -444,7 +444,7 @@ def _sample_kind(
     kind = rows[0].kind
     if kind.greedy:
         if is_computed:
-            return mx.array(_evaluated(logits).argmax(axis=-1).astype(np.uint32))
+            return mx.array(evaluated(logits).argmax(axis=-1).astype(np.uint32))
         return mx.argmax(logits, axis=-1)
     keys = [random_key(seed=row.seed, position=row.position) for row in rows]
     params = [row.params for row in rows]
@@ -461,7 +461,7 @@ def _backend_sampler(kind: SamplingKind, logits: mx.array) -> SampleRows | None:
     return in_use().sampler_of(kind, vocab_size=logits.shape[-1])
 
 
-def _evaluated(logits: mx.array) -> npt.NDArray[np.float32]:
+def evaluated(logits: mx.array) -> npt.NDArray[np.float32]:
     """Evaluate float32 logits, [rows, vocab], and return a numpy view."""
     mx.eval(logits)
     return np.array(logits, copy=False)

@@ -242,7 +242,7 @@ def convert(model: Module, chosen: WeightFormat, *, read: Callable[[int], None])
     Memory never holds more than the result and one module. read: called after each module with the
     number of bytes of its stored weights.
     """
-    remaining_modules = _named_modules(model)[::-1]
+    remaining_modules = named_modules(model)[::-1]
     while remaining_modules:  # a for loop would hold all quantized modules in memory until its end
         path, module = remaining_modules.pop()
         arrays = dict(_parameters_of(module))
@@ -337,13 +337,14 @@ def _converted_dtype(array: mx.array, dtype: mx.Dtype | None) -> mx.Dtype:
     return dtype if dtype is not None and mx.issubdtype(array.dtype, mx.floating) else array.dtype
 
 
-def _named_modules(model: Any) -> list[tuple[str, Any]]:
+def named_modules(model: Any) -> list[tuple[str, Any]]:
+    """The modules of a model, each with its path."""
     modules: list[tuple[str, Any]] = model.named_modules()
     return modules
 
 
 def _modules(model: Module) -> Iterator[Any]:
-    for _, module in _named_modules(model):
+    for _, module in named_modules(model):
         yield module
 
 

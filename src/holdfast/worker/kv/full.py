@@ -23,9 +23,11 @@ import mlx.core as mx
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
     HeadsForm,
+    KVParts,
     LayerKV,
     LayerState,
     SnapshotMismatch,
+    StoredRun,
     copied,
     joined,
     keys_and_values,
@@ -286,16 +288,16 @@ class FullKV(LayerKV):
     def kept_tokens(self) -> int:
         return self.tokens
 
-    def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
+    def parts(self, count: int) -> KVParts:
         return tuple(
             self._pair_of_run(*run) for run in self._runs(self.tokens - count, self.tokens)
         )
 
-    def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+    def stored(self, count: int) -> Iterator[StoredRun]:
         for part, low, high in self._runs(self.tokens - count, self.tokens):
             yield self._stored_in(part), low, high
 
-    def stored_from_start(self, end: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+    def stored_from_start(self, end: int) -> Iterator[StoredRun]:
         """As `stored`, for all tokens before position `end`."""
         for part, low, high in self._runs(0, end):
             yield self._stored_in(part), low, high

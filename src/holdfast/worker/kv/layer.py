@@ -23,6 +23,10 @@ from holdfast.worker.kv.bits import Bits
 
 # creates the object that a model gets as its cache, from the states of several sequences
 ShowStates: TypeAlias = Callable[[Sequence[Any]], Any]
+# adjoining keys and values, one pair per buffer
+KVParts: TypeAlias = tuple[tuple[mx.array, mx.array], ...]
+# a run of tokens: the arrays that store it, and its start and end within them
+StoredRun: TypeAlias = tuple[tuple[mx.array, ...], int, int]
 
 DTYPES: dict[str, mx.Dtype] = {
     name: getattr(mx, name)
@@ -438,13 +442,11 @@ class LayerKV(LayerState):
         """Keys and values of the last `count` tokens, oldest first. count ≤ kept_tokens()."""
         return keys_and_values(self._buffers, start=self._end - count, end=self._end)
 
-    def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
+    def parts(self, count: int) -> KVParts:
         """As `last`, but one pair of keys and values per buffer; copies nothing."""
         return (self.last(count),)
 
-    def attention_ranges(
-        self, tokens: int, window: int | None
-    ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
+    def attention_ranges(self, tokens: int, window: int | None) -> Iterator[tuple[slice, KVParts]]:
         """Yield what the last `tokens` appended tokens attend to: ranges of these tokens, each with
         the keys and values of all positions that its tokens see, as `parts` returns them.
 
@@ -469,7 +471,7 @@ class LayerKV(LayerState):
         """
         return bool(self._buffers)
 
-    def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+    def stored(self, count: int) -> Iterator[StoredRun]:
         """Where the last `count` tokens are stored, oldest first: buffers, and start and end within
         them. Do not hold on to the buffers. Requires `has_buffers`.
         """

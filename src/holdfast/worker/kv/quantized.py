@@ -25,9 +25,11 @@ from holdfast.worker.kv.layer import (
     DTYPES,
     CheckpointLayout,
     HeadsForm,
+    KVParts,
     LayerKV,
     LayerState,
     SnapshotMismatch,
+    StoredRun,
     copied,
     joined,
     keys_and_values,
@@ -36,12 +38,10 @@ from holdfast.worker.kv.layer import (
 
 ARRAYS_OF_CODES = 3  # codes, scales and biases
 
-# stored codes: the arrays of keys and values, and the first and the last token within them
-StoredCodes: TypeAlias = tuple[tuple[mx.array, ...], int, int]
 # Dequantizes what MLX would otherwise: gets adjoining codes, the forms of keys and of values, and
 # their bits. Returns adjoining keys and values; None leaves them to MLX.
 Dequantize: TypeAlias = Callable[
-    [Sequence[StoredCodes], tuple[HeadsForm, HeadsForm], tuple[Bits, Bits]],
+    [Sequence[StoredRun], tuple[HeadsForm, HeadsForm], tuple[Bits, Bits]],
     list[tuple[mx.array, mx.array]] | None,
 ]
 
@@ -254,13 +254,11 @@ class QuantizedKV(LayerKV):
     def kept_tokens(self) -> int:
         return self.tokens
 
-    def parts(self, count: int) -> tuple[tuple[mx.array, mx.array], ...]:
+    def parts(self, count: int) -> KVParts:
         ((_, parts),) = self.attention_ranges(1, count)
         return parts
 
-    def attention_ranges(
-        self, tokens: int, window: int | None
-    ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
+    def attention_ranges(self, tokens: int, window: int | None) -> Iterator[tuple[slice, KVParts]]:
         """Yield the last `tokens` tokens block by block (LayerKV.attention_ranges): those of one
         block see the same tokens quantized, here dequantized, and their own block in native form.
         """
@@ -313,7 +311,7 @@ class QuantizedKV(LayerKV):
         keys, values = joined(self.parts(count))
         return keys, values
 
-    def stored(self, count: int) -> Iterator[tuple[tuple[mx.array, ...], int, int]]:
+    def stored(self, count: int) -> Iterator[StoredRun]:
         """Yield where the last `count` tokens are stored, oldest first: codes of earlier blocks,
         then the native buffers, each with the start and the end within them.
         """

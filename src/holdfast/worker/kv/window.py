@@ -9,6 +9,7 @@ import mlx.core as mx
 from holdfast.worker.kv.layer import (
     CheckpointLayout,
     HeadsForm,
+    KVParts,
     LayerKV,
     SnapshotMismatch,
     copied,
@@ -125,9 +126,7 @@ class ChunkKV(WindowKV):
     def visible_before_next(self) -> int:
         return self.tokens % self._chunk_tokens
 
-    def attention_ranges(
-        self, tokens: int, window: int | None
-    ) -> Iterator[tuple[slice, tuple[tuple[mx.array, mx.array], ...]]]:
+    def attention_ranges(self, tokens: int, window: int | None) -> Iterator[tuple[slice, KVParts]]:
         """Yield the last `tokens` tokens, divided at the borders of chunks, each range with the
         keys and values of its chunk. window: ignored.
         """

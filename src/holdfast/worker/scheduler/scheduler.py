@@ -848,7 +848,6 @@ class Scheduler:
         """
         rows = decoding.decode_rows
         chunk_seconds = self._chunk_sharing.stall_seconds(rows) if rows else math.inf
-        chunk_tokens = 0
         scored_tokens = 0
         position_sum = 0.0
         prefill_only: list[ScheduledSequence] = []
@@ -885,13 +884,12 @@ class Scheduler:
             spans.append(
                 Span(request_id=sequence.request_id, start=start, tokens=tokens, samples=samples)
             )
-            chunk_tokens += tokens
             scored_tokens += tokens if sequence.scores_prompt else 0
             position_sum += tokens * (start + tokens / 2)
         load = replace(
             decoding,
             chunks=len(chunks),
-            chunk_tokens=chunk_tokens,
+            chunk_tokens=sum(tokens for _, tokens in chunks),
             position_sum=position_sum,
             scored_tokens=scored_tokens,
         )

@@ -38,6 +38,10 @@ MOST_QUEUED_BYTES = 128 << 20  # in the store's queue, which holds up to 512 MiB
 _POLL_SECONDS = 0.05
 
 T = TypeVar("T")
+CheckedFiles: TypeAlias = queue.Queue[tuple[SessionFile, list[bytes]]]
+QueuedBlocks: TypeAlias = queue.Queue[StoredBlock]
+# blocks to write, and keys of blocks that must be read first
+QueuedContents: TypeAlias = queue.Queue[StoredBlock | BlockKey]
 # the device thread's part of a transfer, in pieces; yields True if it waits for the other thread
 Steps: TypeAlias = Generator[bool, None, None]
 
@@ -133,7 +137,7 @@ class Transfers:
             branches=tuple(branches),
         )
         transfer = Transfer(command, session, hold=index.hold_blocks(blocks))
-        contents = queue.Queue[StoredBlock | BlockKey](QUEUED_BLOCKS)
+        contents = QueuedContents(QUEUED_BLOCKS)
         self._start(
             transfer,
             self._export_blocks(transfer, blocks.values(), contents),
@@ -146,8 +150,8 @@ class Transfers:
         """
         self._refuse_too_many()
         transfer = Transfer(command)
-        checked = queue.Queue[tuple[SessionFile, list[bytes]]]()
-        blocks = queue.Queue[StoredBlock](QUEUED_BLOCKS)
+        checked = CheckedFiles()
+        blocks = QueuedBlocks(QUEUED_BLOCKS)
         self._start(
             transfer,
             self._import_blocks(transfer, checked, blocks),
@@ -210,7 +214,7 @@ class Transfers:
         self,
         transfer: Transfer,
         blocks: Iterable[Block],
-        contents: queue.Queue[StoredBlock | BlockKey],
+        contents: QueuedContents,
     ) -> Steps:
         """Queue the blocks that are in memory, and the keys of the blocks that the transfer's
         thread must read from disk.
@@ -229,7 +233,7 @@ class Transfers:
         transfer: Transfer,
         manifest: Manifest,
         count: int,
-        contents: queue.Queue[StoredBlock | BlockKey],
+        contents: QueuedContents,
     ) -> None:
         """Write an exported session from a queue of `count` blocks, some of which are keys of
         stored blocks.
@@ -266,8 +270,8 @@ class Transfers:
     def _read_file(
         self,
         transfer: Transfer,
-        checked: queue.Queue[tuple[SessionFile, list[bytes]]],
-        blocks: queue.Queue[StoredBlock],
+        checked: CheckedFiles,
+        blocks: QueuedBlocks,
     ) -> None:
         """Check the whole file, then queue its blocks, branch by branch."""
         file = SessionFile(Path(transfer.command.path), most_tokens=self._context_tokens)
@@ -302,8 +306,8 @@ class Transfers:
     def _import_blocks(
         self,
         transfer: Transfer,
-        checked: queue.Queue[tuple[SessionFile, list[bytes]]],
-        blocks: queue.Queue[StoredBlock],
+        checked: CheckedFiles,
+        blocks: QueuedBlocks,
     ) -> Steps:
         """Import the blocks from the queue; register the session when all are there."""
         command = transfer.command
@@ -324,7 +328,7 @@ class Transfers:
     def _take_blocks(
         self,
         transfer: Transfer,
-        blocks: queue.Queue[StoredBlock],
+        blocks: QueuedBlocks,
         branch: Branch,
         chain: bytes,
         cursor: Cursor,
