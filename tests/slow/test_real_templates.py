@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InvalidRequest
-from holdfast.front.prompt.canonical import FirstForms, canonical
+from holdfast.front.prompt.canonical import CanonicalForm, FirstForms
 from holdfast.front.prompt.dialects import FoundDialect, find_dialect
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.text_places import breakpoint_places
@@ -260,7 +260,7 @@ def test_cache_breakpoints_are_found_in_all_templates(found: dict[str, FoundDial
     for name, each in found.items():
         assert each.template is not None
         asked = ChatPrompt(messages=messages, tools=tools, cache_breakpoints=at)
-        shown, _ = canonical(asked, FirstForms())
+        shown, _ = CanonicalForm(forms=FirstForms()).of(asked)
         text = each.template.render(shown)
         places = breakpoint_places(asked, shown, text, template=each.template, guard=str)
         said = [

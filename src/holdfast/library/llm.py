@@ -90,6 +90,7 @@ Prompts: TypeAlias = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 ThinkingOption: TypeAlias = ThinkingEffort | bool | Mapping[str, Any]
 LEAVE = msgspec.UNSET  # an argument not given: the current value, or the one in the settings
+_FORMATS = ("text", "json_object", "json_schema")
 _LIMITS = LimitsSettings()
 # reasons for an end that have a name in OpenAI's API
 _ENDS_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH)
@@ -765,15 +766,9 @@ def chat_request(
     response_format = set_options.get("response_format")
     if isinstance(tool_choice, str) and tool_choice not in ("auto", "none", "required"):
         body["tool_choice"] = {"function": {"name": tool_choice}}
-    if isinstance(response_format, Mapping) and response_format.get("type") not in (
-        "text",
-        "json_object",
-        "json_schema",
-    ):
-        body["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"schema": response_format},
-        }
+    if isinstance(response_format, Mapping) and response_format.get("type") not in _FORMATS:
+        schema = {"schema": response_format}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     parsed = validated(ChatCompletionRequest, _json_value(body))
     return GenerationRequest(
         request_id=uuid.uuid4().hex,

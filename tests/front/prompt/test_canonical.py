@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.front.prompt import beginnings
-from holdfast.front.prompt import canonical as module
-from holdfast.front.prompt.canonical import FirstForms
+from holdfast.front.prompt.canonical import CanonicalForm, FirstForms
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import ControlGuard
 from holdfast.front.prompt.tool_definitions import in_usual_order
@@ -73,7 +72,7 @@ json_values = st.recursive(
 
 
 def canonical(prompt: ChatPrompt, forms: FirstForms, **options: Any) -> ChatPrompt:
-    return module.canonical(prompt, forms, **options)[0]
+    return CanonicalForm(forms=forms, **options).of(prompt)[0]
 
 
 def shuffled(value: Any, order: random.Random) -> Any:
@@ -322,13 +321,12 @@ def test_a_later_turn_is_canonical_like_a_whole_conversation(
                     patch.setattr(beginnings, "_MIN_LENGTH", least)
                     patch.setattr(beginnings, "_END_LENGTH", 8)
                     made.append(
-                        module.canonical(
-                            prompt,
-                            forms,
+                        CanonicalForm(
+                            forms=forms,
                             guard=guard,
                             template=TEMPLATE,
                             tenant=tenants[2 * number + place],
-                        )
+                        ).of(prompt)
                     )
                 forms.check_invariants()
             # `repr`, because 1 == 1.0 == True
@@ -346,7 +344,7 @@ def test_a_conversation_takes_at_most_the_memory_that_is_counted(character: str)
                 {"role": ("user", "assistant")[turn % 2], "content": f"{character * 100} {turn}"}
                 for turn in range(turns)
             )
-            module.canonical(ChatPrompt(messages=messages), forms, template=TEMPLATE)
+            CanonicalForm(forms=forms, template=TEMPLATE).of(ChatPrompt(messages=messages))
         del messages
         for key, value in forms._messages.items():  # only the conversation has them
             forms._messages.put(key, value, size=forms._messages._limit + 1)
@@ -367,7 +365,7 @@ def test_the_conversations_of_four_agents_are_remembered_by_default() -> None:
             {"role": ("user", "assistant")[turn % 2], "content": f"{agent}{turn} {'a' * 1600}"}
             for turn in range(256)
         )
-        module.canonical(ChatPrompt(messages=messages), forms, template=TEMPLATE)
+        CanonicalForm(forms=forms, template=TEMPLATE).of(ChatPrompt(messages=messages))
     assert len(forms._conversations.items()) == 4
 
 
@@ -378,6 +376,6 @@ def test_a_conversation_may_be_sent_again_to_continue_its_last_message() -> None
     continued = ChatPrompt(messages=messages, continue_last=True)
     turn = ChatPrompt(messages=(*messages, {"role": "user", "content": "c"}))
     for prompt in (finished, continued, finished, continued, turn):
-        made, _ = module.canonical(prompt, forms)
+        made, _ = CanonicalForm(forms=forms).of(prompt)
         assert made.messages == prompt.messages
         forms.check_invariants()

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from holdfast.front.prompt import canonical as module
-from holdfast.front.prompt.canonical import FirstForms
+from holdfast.front.prompt.canonical import CanonicalForm, FirstForms
 from holdfast.front.prompt.prepare import prompt_text
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.tokenize import Tokenizer
@@ -29,7 +28,7 @@ TEMPLATE = (
 
 
 def canonical(prompt: ChatPrompt, forms: FirstForms, **options: Any) -> ChatPrompt:
-    return module.canonical(prompt, forms, **options)[0]
+    return CanonicalForm(forms=forms, **options).of(prompt)[0]
 
 
 def tokens_of(

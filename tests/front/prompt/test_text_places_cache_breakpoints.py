@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.config import LimitsSettings
-from holdfast.front.prompt.canonical import FirstForms, canonical
+from holdfast.front.prompt.canonical import CanonicalForm, FirstForms
 from holdfast.front.prompt.prepare import Prepared, prepare
 from holdfast.front.prompt.template import ChatTemplate
 from holdfast.front.prompt.text_places import breakpoint_places
@@ -44,7 +44,7 @@ def beginnings(
     template = ChatTemplate({"default": source}, special_tokens={})
     breakpoints = tuple(CacheBreakpoint(messages=messages, parts=parts) for messages, parts in at)
     asked = ChatPrompt(messages=messages, tools=(TOOL,), cache_breakpoints=breakpoints, **options)
-    shown, _ = canonical(asked, FirstForms())
+    shown, _ = CanonicalForm(forms=FirstForms()).of(asked)
     text = template.render(shown)
     return [
         text[:place]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.front.prompt.canonical import FirstForms, canonical
+from holdfast.front.prompt.canonical import CanonicalForm, FirstForms
 from holdfast.front.prompt.conversation import arguments_object, template_message
 from holdfast.front.prompt.known_answers import KnownAnswers, PastAnswers
 from holdfast.front.prompt.template_worker import jinja_environment
@@ -123,7 +123,7 @@ def test_control_tokens_in_it_are_broken_by_the_given_guard() -> None:
 
     def shown(guard: Any) -> Any:
         prompt = ChatPrompt(messages=(), tools=(TOOL,))
-        (tool,) = canonical(prompt, forms, guard=guard)[0].tools
+        (tool,) = CanonicalForm(forms=forms, guard=guard).of(prompt)[0].tools
         return tool[guard("function")][guard("description")]
 
     assert [shown(str.upper), shown(str.upper), shown(str.title)] == ["DÜ", "DÜ", "Dü"]
@@ -152,9 +152,9 @@ def test_a_repeated_call_is_not_parsed_again(arguments: Any, fields: Any) -> Non
     def turn(arguments: Any, tenant: str = "") -> Any:
         message = {"role": "assistant", "tool_calls": [call_with(arguments, **fields)]}
         sent = ChatPrompt(messages=(copy.deepcopy(message),))
-        prompt, _ = canonical(
-            sent, forms, guard=guard, past_answers=PastAnswers(known), tenant=tenant
-        )
+        prompt, _ = CanonicalForm(
+            forms=forms, guard=guard, past_answers=PastAnswers(known), tenant=tenant
+        ).of(sent)
         (message,) = prompt.messages
         ready = template_message(message, keep_parts=False, arguments_as_text=False, field="")
         return ready["tool_calls"][0]["function"]
@@ -176,7 +176,8 @@ GUARD = ControlGuard(["<|x|>"])
 
 
 def shown_message(forms: FirstForms, sent: Any) -> Any:
-    (message,) = canonical(ChatPrompt(messages=(sent,)), forms, guard=GUARD)[0].messages
+    prompt = ChatPrompt(messages=(sent,))
+    (message,) = CanonicalForm(forms=forms, guard=GUARD).of(prompt)[0].messages
     return message
 
 
@@ -196,7 +197,7 @@ def test_changing_the_sent_message_does_not_change_the_kept_one() -> None:
 def test_a_message_is_guarded_again_for_another_guard() -> None:
     forms, sent = FirstForms(), {"role": "user", "content": "<|x|>"}
     kept = shown_message(forms, sent)
-    (other,) = canonical(ChatPrompt(messages=(sent,)), forms, guard=ControlGuard(()))[0].messages
+    (other,) = CanonicalForm(forms=forms).of(ChatPrompt(messages=(sent,)))[0].messages
     assert (other["content"], kept["content"] != "<|x|>") == ("<|x|>", True)
 
 

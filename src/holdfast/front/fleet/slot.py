@@ -409,15 +409,13 @@ class ModelSlot:
     async def files(self) -> ModelFiles:
         """Return where the model's files are. Fetches them if necessary. Raises ModelLoadError."""
         files = self._files
-        if files is not None and files.done():
-            is_failed = files.exception() is not None
-            # fetch again after a failure, or if `holdfast models rm` has removed the folder
-            if is_failed or not files.result().folder.is_dir():
-                files = None
-        if files is None:
-            files = on_own_thread(partial(self._fetch, self.entry), name="model-files")
+        known = self._known_files
+        # fetch again after a failure, or if `holdfast models rm` has removed the folder
+        if files is None or (files.done() and (known is None or not known.folder.is_dir())):
+            files = self._files = on_own_thread(
+                partial(self._fetch, self.entry), name="model-files"
+            )
             files.add_done_callback(self._on_files_fetched)
-            self._files = files
         return await asyncio.shield(files)
 
     def _on_files_fetched(self, files: asyncio.Future[ModelFiles]) -> None:

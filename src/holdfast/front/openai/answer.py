@@ -6,6 +6,7 @@ because there is one per token; tests decode the chunks with the same structs.
 
 from __future__ import annotations
 
+import abc
 import math
 import time
 from collections import defaultdict
@@ -234,6 +235,7 @@ class OpenAIAnswer(AnswerFormat):
     shows_logprobs: a whole answer contains the log-probabilities of its tokens.
     """
 
+    body_type: type[ChatCompletion | TextCompletion]  # of a whole answer
     chunk_object: str  # value of `object` in a chunk
     no_text: bytes  # what a chunk that adds no text contains in place of the text
 
@@ -328,13 +330,22 @@ class OpenAIAnswer(AnswerFormat):
             b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % counts
         )
 
-    def _body_fields(self, counts: TokenCounts, explanation: Explanation | None) -> dict[str, Any]:
-        """Return the fields of a whole answer, except for its choices."""
-        return {
-            **self._head,
-            "usage": usage_of(counts),
-            "holdfast": UNSET if explanation is None else explanation,
-        }
+    def complete_body(
+        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
+    ) -> bytes:
+        """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
+        return _encode(
+            self.body_type(
+                choices=[self._choice(deltas, end) for deltas, end in _group_by_choice(events)],
+                usage=usage_of(counts),
+                holdfast=UNSET if explanation is None else explanation,
+                **self._head,
+            )
+        )
+
+    @abc.abstractmethod
+    def _choice(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> Any:
+        """Return a choice of a whole answer, from its deltas and its end."""
 
 
 def _group_by_choice(
@@ -381,6 +392,7 @@ class ChatAnswer(OpenAIAnswer):
     calls_functions: the request has `functions`, so the only call is shown as `function_call`.
     """
 
+    body_type = ChatCompletion
     chunk_object = "chat.completion.chunk"
     no_text = b'"delta":{}'
 
@@ -424,20 +436,13 @@ class ChatAnswer(OpenAIAnswer):
         end = b'{},"logprobs":null,"finish_reason":"%b"}' % reason
         return self._choice_begins[event.index] + end + self._chunk_end()
 
-    def complete_body(
-        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
-    ) -> bytes:
-        """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
-        choices = [
-            ChatChoice(
-                index=end.index,
-                message=_merge_messages([self._message_delta(delta) for delta in deltas]),
-                logprobs=_chat_logprobs(_tokens(deltas)) if self._shows_logprobs else None,
-                finish_reason=self._finish_reason(end.finish_reason),
-            )
-            for deltas, end in _group_by_choice(events)
-        ]
-        return _encode(ChatCompletion(choices=choices, **self._body_fields(counts, explanation)))
+    def _choice(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> ChatChoice:
+        return ChatChoice(
+            index=end.index,
+            message=_merge_messages([self._message_delta(delta) for delta in deltas]),
+            logprobs=_chat_logprobs(_tokens(deltas)) if self._shows_logprobs else None,
+            finish_reason=self._finish_reason(end.finish_reason),
+        )
 
     def _message_delta(self, event: OutputDelta) -> AnswerMessage:
         """Return what an event adds to the message, as the `delta` of a chunk."""
@@ -521,6 +526,7 @@ def _logprob_of(token: TokenText) -> ContentLogprob:
 class CompletionAnswer(OpenAIAnswer):
     """The AnswerFormat of /v1/completions. An answer contains the choices of all prompts."""
 
+    body_type = TextCompletion
     chunk_object = "text_completion"
     no_text = b'"text":""'
 
@@ -546,20 +552,13 @@ class CompletionAnswer(OpenAIAnswer):
         parts = (self._chunk_begin, event.index, event.finish_reason.encode(), self._chunk_end())
         return b'%b{"index":%d,"text":"","logprobs":null,"finish_reason":"%b"}%b' % parts
 
-    def complete_body(
-        self, events: Iterable[OutputEvent], counts: TokenCounts, explanation: Explanation | None
-    ) -> bytes:
-        """Return the whole answer as JSON. Each choice joins what the chunks of a stream add."""
-        choices = [
-            CompletionChoice(
-                index=end.index,
-                text="".join([delta.text for delta in deltas if isinstance(delta, TextDelta)]),
-                logprobs=completion_logprobs(_tokens(deltas)) if self._shows_logprobs else None,
-                finish_reason=end.finish_reason,
-            )
-            for deltas, end in _group_by_choice(events)
-        ]
-        return _encode(TextCompletion(choices=choices, **self._body_fields(counts, explanation)))
+    def _choice(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> CompletionChoice:
+        return CompletionChoice(
+            index=end.index,
+            text="".join([delta.text for delta in deltas if isinstance(delta, TextDelta)]),
+            logprobs=completion_logprobs(_tokens(deltas)) if self._shows_logprobs else None,
+            finish_reason=end.finish_reason,
+        )
 
 
 def _tokens(deltas: Iterable[OutputDelta]) -> list[TokenText]:

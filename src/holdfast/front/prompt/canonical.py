@@ -15,7 +15,7 @@ import marshal
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -289,24 +289,9 @@ class _Beginning:
         )
 
 
-def canonical(
-    prompt: ChatPrompt,
-    forms: FirstForms,
-    *,
-    guard: ControlGuard = _UNGUARDED,
-    thought: tuple[str, str] = ("", ""),
-    moves_thoughts: bool = False,
-    past_answers: PastAnswers | None = None,
-    template: ChatTemplate | None = None,
-    field: str = "messages",
-    tenant: str = "",
-) -> tuple[ChatPrompt, list[Message]]:
-    """The conversation in the form that is cached, and its messages as the template expects them
-    (`ChatTemplate.adapted`), both made in one walk.
-
-    If the client lets the model search for tools, the definition of a found tool is written into
-    the message that reports the tool. Raises InvalidRequest for a message that no template could
-    use.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanonicalForm:
+    """Converts conversations to the form that is cached.
 
     guard: breaks up control texts in every text that a client can write. Otherwise a tool result
         that contains `<|im_end|>` would end its message. Afterwards, only the template writes
@@ -316,49 +301,41 @@ def canonical(
         reasoning field.
     past_answers: recalls the known answers, and adds the thoughts that the client left out.
     template: None: no messages for a template are made.
-    field: the request field of the messages, for errors.
-    """
-    tools = tuple(
-        forms.tool(tool, tenant=tenant) if isinstance(tool, Mapping) else tool
-        for tool in prompt.tools
-    )
-    conversion = _Conversion(
-        forms=forms,
-        guard=guard,
-        thought=thought,
-        moves_thoughts=moves_thoughts,
-        past_answers=past_answers or PastAnswers(KnownAnswers()),
-        template=template,
-        field=field,
-        tenant=tenant,
-    )
-    messages = conversion.messages(prompt, tools)
-    canonical_prompt = msgspec.structs.replace(
-        prompt,
-        messages=tuple(each.message for each in messages),
-        tools=tuple(_guarded_tool(tool, guard) for tool in tools),
-        found_tools=tuple(map(guard, prompt.found_tools)),
-        template_options=guarded_value(prompt.template_options, guard),
-    )
-    return canonical_prompt, [each.adapted for each in messages if each.adapted is not None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Conversion:
-    """Brings the messages of one conversation into canonical form. `canonical` describes its
-    fields.
+    request_field: that of the messages, for errors.
     """
 
     forms: FirstForms
-    guard: ControlGuard
-    thought: tuple[str, str]
-    moves_thoughts: bool
-    past_answers: PastAnswers
-    template: ChatTemplate | None
-    field: str
-    tenant: str
+    guard: ControlGuard = _UNGUARDED
+    thought: tuple[str, str] = ("", "")
+    moves_thoughts: bool = False
+    past_answers: PastAnswers = field(default_factory=lambda: PastAnswers(KnownAnswers()))
+    template: ChatTemplate | None = None
+    request_field: str = "messages"
+    tenant: str = ""
 
-    def messages(self, prompt: ChatPrompt, tools: Sequence[Any]) -> list[ReadyMessage]:
+    def of(self, prompt: ChatPrompt) -> tuple[ChatPrompt, list[Message]]:
+        """The conversation in canonical form, and its messages as the template expects them
+        (`ChatTemplate.adapted`), both made in one walk.
+
+        If the client lets the model search for tools, the definition of a found tool is written
+        into the message that reports the tool. Raises InvalidRequest for a message that no template
+        could use.
+        """
+        tools = tuple(
+            self.forms.tool(tool, tenant=self.tenant) if isinstance(tool, Mapping) else tool
+            for tool in prompt.tools
+        )
+        messages = self._messages(prompt, tools)
+        canonical_prompt = msgspec.structs.replace(
+            prompt,
+            messages=tuple(each.message for each in messages),
+            tools=tuple(_guarded_tool(tool, self.guard) for tool in tools),
+            found_tools=tuple(map(self.guard, prompt.found_tools)),
+            template_options=guarded_value(prompt.template_options, self.guard),
+        )
+        return canonical_prompt, [each.adapted for each in messages if each.adapted is not None]
+
+    def _messages(self, prompt: ChatPrompt, tools: Sequence[Any]) -> list[ReadyMessage]:
         """The messages in canonical form, and adapted to the template."""
         definitions = _functions_by_name(tools, prompt.found_tools)
         beginning = self.forms.beginning(
@@ -369,7 +346,7 @@ class _Conversion:
         kept_messages: list[ReadyMessage] = []
         messages: list[ReadyMessage] = []
         for index, message in enumerate(prompt.messages):
-            field = f"{self.field}.{index}"
+            field = f"{self.request_field}.{index}"
             if prompt.continue_last and index == len(prompt.messages) - 1:
                 ready = self._ready(_with_definitions(message, definitions), is_continued=True)
             else:

@@ -305,11 +305,8 @@ def read_ahead_request(
     """
     calls = tool_calls_of(deltas)
     sends_thoughts = any(map(_has_thought, prompt.messages))
-    answer = answer_message(
-        text_of(deltas),
-        reasoning=text_of(deltas, "reasoning") if sends_thoughts else "",
-        calls=calls,
-    )
+    reasoning = text_of(deltas, "reasoning") if sends_thoughts else ""
+    answer = answer_message(text_of(deltas), reasoning=reasoning, calls=calls)
     # Only the tokens that two possible next turns share are certain.
     layouts = prepared.layouts
     first_prompt, second_prompt = (

@@ -22,7 +22,7 @@ from holdfast.errors import InvalidRequest, PromptTooLong
 from holdfast.front.answers.choice import ChoiceRules, ChoiceText
 from holdfast.front.answers.pieces import TokenPieces
 from holdfast.front.output import TruncatedPart
-from holdfast.front.prompt.canonical import canonical
+from holdfast.front.prompt.canonical import CanonicalForm
 from holdfast.front.prompt.dialects import prompt_opens_thought
 from holdfast.front.prompt.images import (
     has_images,
@@ -136,7 +136,10 @@ def prepare(
     A max_tokens beyond the context window is silently reduced, because agents send large constants.
     """
     info = info.for_request(request)
-    sampling = _checked_sampling(request, bundle, limits=limits, vocab_size=info.vocab_size)
+    sampling = with_model_defaults(
+        request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
+    )
+    check_limits(request, sampling, limits=limits, vocab_size=info.vocab_size)
     prompt = request.prompt if prompt is None else prompt
     grammar_of = partial(answer_grammar, request, bundle.dialect, limits=limits, tools=tools)
     text = prompt_text(request, bundle, prompt, info=info)
@@ -173,19 +176,6 @@ def prepare(
         left_out=left_out,
         layouts=layouts,
     )
-
-
-def _checked_sampling(
-    request: GenerationRequest, bundle: TokenizerBundle, *, limits: LimitsSettings, vocab_size: int
-) -> SamplingParams:
-    """The sampling parameters, with the model's defaults. Raises InvalidRequest if a limit of the
-    request is exceeded.
-    """
-    sampling = with_model_defaults(
-        request.sampling, unset=request.unset_sampling, defaults=bundle.generation_defaults
-    )
-    check_limits(request, sampling, limits=limits, vocab_size=vocab_size)
-    return sampling
 
 
 def _checked_tokens(
@@ -291,17 +281,17 @@ def _render_conversation(
     past_answers = PastAnswers(bundle.known_answers)
     prompt = msgspec.structs.replace(prompt, template_options=options)
     template.check(prompt, field=request.prompt_field)
-    prompt, adapted = canonical(
-        prompt,
-        bundle.first_forms,
+    canonical_form = CanonicalForm(
+        forms=bundle.first_forms,
         guard=bundle.tokenizer.guard,
         thought=thought_markers,
         moves_thoughts=all(thought_markers) and template.reads_thoughts(thought_markers[1]),
         past_answers=past_answers,
         template=template,
-        field=request.prompt_field,
+        request_field=request.prompt_field,
         tenant=request.tenant,
     )
+    prompt, adapted = canonical_form.of(prompt)
     # the template writes the special tokens itself, BOS included
     text, image_names = template.rendered(prompt, adapted, field=request.prompt_field)
     text = well_formed(with_unescaped_breaks(text))

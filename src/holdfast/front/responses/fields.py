@@ -49,8 +49,10 @@ from holdfast.front.server.fields import (
     TAG_MARK,
     EffortWord,
     FunctionName,
+    FunctionParameters,
     MaxTokens,
     ReasoningOptions,
+    StrictArguments,
     TextOrMany,
     UnsupportedFields,
     checked_definitions,
@@ -198,12 +200,8 @@ class NamespacedTool(TypedDict):
     type: str
     name: NotRequired[FunctionName]
     description: NotRequired[str | None]
-    parameters: NotRequired[
-        Annotated[dict[str, Any] | None, Field(description="JSON schema of the arguments.")]
-    ]
-    strict: NotRequired[
-        Annotated[bool | None, Field(description="Force the arguments to match the schema.")]
-    ]
+    parameters: NotRequired[FunctionParameters]
+    strict: NotRequired[StrictArguments]
     format: NotRequired[
         Annotated[
             CustomFormat | None, Field(description="For a custom tool: the format of the text.")
@@ -382,17 +380,17 @@ class ResponseRequest(SamplingFields):
         if not items:
             raise missing_field("input")
         model = model_of(context.services, self.model)
-        seal = context.seal
         messages, has_images = conversation(
             items,
             instructions=self.instructions,
-            unseal=seal.decrypt,
-            open_summary=summary_seal(seal, model).decrypt,
+            unseal=context.seal.decrypt,
+            open_summary=summary_seal(context.seal, model).decrypt,
             earlier_count=len(earlier_items),
         )
-        parallel = self.parallel_tool_calls is not False
         reasoning, output_format = self._configuration(items, earlier_count=len(earlier_items))
-        choice = choice_of(self.tool_choice, tools=tools, parallel=parallel)
+        choice = choice_of(
+            self.tool_choice, tools=tools, parallel=self.parallel_tool_calls is not False
+        )
         thinking = thinking_of(values={"reasoning": reasoning})
         if compacts:
             messages = (*messages, SUMMARY_TURN)
@@ -406,18 +404,17 @@ class ResponseRequest(SamplingFields):
                 "thinking": thinking,
                 "output_format": output_format,
             }
-        prompt = ChatPrompt(
-            messages=messages,
-            has_images=has_images,
-            tools=tools.definitions,
-            tool_fields=tools.fields,
-        )
         # a count belongs to no session
         options = {"tenant": context.tenant} if only_counts else self.request_options(context)
         return GenerationRequest(
             request_id=new_request_id("resp_"),
             model=model,
-            prompt=prompt,
+            prompt=ChatPrompt(
+                messages=messages,
+                has_images=has_images,
+                tools=tools.definitions,
+                tool_fields=tools.fields,
+            ),
             prompt_field="input",
             **answer_options,
             **options,
