@@ -258,7 +258,7 @@ class OpenAIAnswer(AnswerFormat):
         self._shows_progress = shows_progress
         fingerprint = f"fp_holdfast_{version.replace('.', '_')}"
         # the fields that whole answers and chunks have in common
-        self._head = {
+        self._head: dict[str, Any] = {
             "id": self.id,
             "created": int(time.time()),
             "model": model,

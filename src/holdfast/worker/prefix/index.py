@@ -48,7 +48,7 @@ class PrefixIndex:
     ) -> None:
         self.fingerprint = fingerprint
         self._store = disk
-        self.tree = PrefixTree()
+        self.tree = PrefixTree()  # the stored chains; only the index changes them
         self.ram = RamTier(ram_budget_bytes)
         self._disk = DiskIndex()
         self.pins = Pins(self.ram, self._disk)
@@ -367,11 +367,6 @@ class PrefixIndex:
         even if the branch contains only the first ones.
         """
         return map(self.tree.block_of, branch.keys)
-
-    @property
-    def tree(self) -> PrefixTree:
-        """The stored chains; only the index changes them."""
-        return self.tree
 
     def size_of(self, key: BlockKey) -> int:
         """Bytes of a key's payload or of its file; 0 if the key is not stored."""
