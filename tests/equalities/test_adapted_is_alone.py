@@ -12,7 +12,6 @@ import mlx.core as mx
 import pytest
 
 from holdfast.worker.engine.engine import Engine
-from holdfast.worker.engine.lora import Adapters
 from tests.fakes.adapters import adapted_by_mlx_lm, adapted_runner, write_tiny_adapter
 from tests.fakes.caching_worker import open_sequences
 from tests.fakes.interleaving import Played, assert_as_alone, play, random_sequences
@@ -45,8 +44,7 @@ def test_concurrent_adapters_draw_the_same_as_mlx_lm(
         for seed, adapter in enumerate(("sql", "tone"))
     }
     runner = adapted_runner(name, folders)
-    assert isinstance(runner.weights, Adapters)
-    assert runner.weights.mixes == mixes, runner.reason
+    assert runner.mixes_adapters == mixes, runner.reason
     rng = random.Random(f"{name} {how}")
     engine = Engine(runner, vocab_size=VOCAB_SIZE)
     sequences = random_sequences(rng, vocab_size=VOCAB_SIZE, count=9, longest_prompt=30)

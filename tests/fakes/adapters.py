@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from holdfast.models.adapter_folder import checked_adapters
 from holdfast.worker.engine.layouts import Runner
 from holdfast.worker.engine.lora import attach
-from holdfast.worker.engine.probe import apply_adapters, choose_layout
+from holdfast.worker.engine.probe import choose_layout, choose_mixing
 from tests.fakes.tiny_models import VOCAB_SIZE, make_tiny
 
 RANK = 4
@@ -91,6 +91,6 @@ def adapted_runner(name: str, folders: Mapping[str, Path]) -> Runner:
     listed = [f"{adapter}={folder}" for adapter, folder in folders.items()]
     adapters = attach(model, checked_adapters(listed), compute_dtype=mx.float32)
     runner = choose_layout(model, vocab_size=VOCAB_SIZE)
-    assert adapters is not None
-    apply_adapters(runner, adapters, vocab_size=VOCAB_SIZE)
+    runner.adapters = adapters
+    choose_mixing(runner, vocab_size=VOCAB_SIZE)
     return runner

@@ -12,7 +12,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
@@ -20,6 +20,7 @@ import numpy as np
 
 from holdfast.wire.requests import RequestId
 from holdfast.worker.engine.backend import in_use
+from holdfast.worker.engine.lora import Adapters
 from holdfast.worker.engine.mlx_lm_hooks import DeferredLogits, ProjectionHook, StepLogits
 from holdfast.worker.engine.plan import BLOCK_TOKENS
 from holdfast.worker.engine.sequence import SequenceSpan, token_ids_of
@@ -39,23 +40,6 @@ class LayoutError(Exception):
     """The model cannot be run in this layout; the probe tries the next one."""
 
 
-class OwnWeights:
-    """All sequences of a step use the weights of the model itself."""
-
-    def groups(self, spans: Sequence[SequenceSpan]) -> Sequence[Sequence[SequenceSpan]]:
-        """Divide spans into groups that can share forward passes."""
-        return [spans]
-
-    def run(
-        self, spans: Sequence[SequenceSpan], forward_pass: Callable[[], StepLogits]
-    ) -> StepLogits:
-        """Run one forward pass over spans with their weights."""
-        return forward_pass()
-
-
-OWN_WEIGHTS = OwnWeights()
-
-
 class Runner(ABC):
     """One layout of one model.
 
@@ -66,7 +50,9 @@ class Runner(ABC):
     shares: whether running sequences share the buffers of a common prefix (`choose_sharing`);
         otherwise each sequence has its own buffer.
     backend: computes some operations in place of MLX.
-    weights: chooses the weights for each sequence.
+    adapters: the model's LoRA adapters; None if it has none.
+    mixes_adapters: whether sequences with different adapters share a forward pass
+        (`probe.choose_mixing`); otherwise a step has one for each adapter.
     """
 
     name: str
@@ -75,7 +61,8 @@ class Runner(ABC):
     reason: str = ""
     attends_to_parts: bool = True
     shares: bool = True
-    weights: OwnWeights = OWN_WEIGHTS
+    adapters: Adapters | None = None
+    mixes_adapters: bool = False
 
     def __init__(self, model: Any, head: ProjectionHook | None) -> None:
         """head: the hook into the vocabulary projection; None: the model projects every row."""
@@ -181,15 +168,18 @@ class Runner(ABC):
             return self._forward(spans, context)
 
     def _forward(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """One run of the layout for each group of spans that can share forward passes."""
-        groups = self.weights.groups(spans)
-        if len(groups) == 1:
+        """One run of the layout, or one for each adapter if adapters do not share a forward pass."""
+        if self.adapters is None or self.mixes_adapters:
             return self._run(spans, context)
+        by_adapter: dict[str, list[SequenceSpan]] = {}
+        for each in spans:
+            by_adapter.setdefault(each.sequence.request.adapter, []).append(each)
+        groups = tuple(by_adapter.values())
         return _combine_results(spans, groups, [self._run(group, context) for group in groups])
 
     @abstractmethod
     def _run(self, spans: Sequence[SequenceSpan], context: StepContext) -> StepLogits:
-        """Run the model on spans that can share forward passes. Lazy."""
+        """Run the model on spans with the same adapter, or with any if `mixes_adapters`. Lazy."""
 
     def _run_alone(self, span: SequenceSpan, context: StepContext) -> StepLogits:
         """Run the model on one span."""
@@ -203,9 +193,22 @@ class Runner(ABC):
         if any(each.sequence.images is not None for each in spans):
             with self._model.with_arguments(_vision_arguments(self._model, ids, spans)):
                 return _project(self._model, self._head, ids, caches, spans)
-        return self.weights.run(
-            spans, lambda: _project(self._model, self._head, ids, caches, spans)
-        )
+        if self.adapters is None:
+            return _project(self._model, self._head, ids, caches, spans)
+        requests = [each.sequence.request for each in spans]
+        runs = [(each.sequence.request.adapter, each.span.tokens) for each in spans]
+        with self.adapters.applied(runs):
+            logits = _project(self._model, self._head, ids, caches, spans)
+        # logits that are computed after this pass apply the adapter of their sequence
+        scored = {
+            request.request_id: replace(
+                deferred_logits,
+                project=partial(self.adapters.call, request.adapter, deferred_logits.project),
+            )
+            for request in requests
+            if (deferred_logits := logits.scored.get(request.request_id)) is not None
+        }
+        return replace(logits, scored=scored)
 
 
 class RowsRunner(Runner):

@@ -29,8 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import mlx.core as mx
@@ -42,9 +42,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from holdfast.errors import ModelLoadError
 from holdfast.models.adapter_folder import WEIGHTS, AdapterFiles
 from holdfast.worker.engine import mlx_lm_hooks
-from holdfast.worker.engine.layouts import OwnWeights
-from holdfast.worker.engine.mlx_lm_hooks import HEAD_NAMES, StepLogits
-from holdfast.worker.engine.sequence import SequenceSpan
+from holdfast.worker.engine.mlx_lm_hooks import HEAD_NAMES
 from holdfast.worker.engine.weight_format import named_modules
 
 T = TypeVar("T")
@@ -268,7 +266,7 @@ class RowAdapters:
         return mx.array([indices[name] for name, count in self._runs for _ in range(count)])
 
 
-class Adapters(OwnWeights):
+class Adapters:
     """The adapters of one model. Only forward passes within `applied` use them; all others compute
     what the model would compute without adapters.
     """
@@ -278,9 +276,6 @@ class Adapters(OwnWeights):
     ) -> None:
         """layers: the adapted layers, by their path in the model."""
         self.files = files
-        # whether sequences with different adapters share a forward pass (`probe.apply_adapters`);
-        # otherwise a step has one for each adapter
-        self.mixes = False
         self._scales = {each.name: each.scale for each in files}
         self._layers = layers
         # the adapter of all rows of the forward pass; empty: none, or several
@@ -303,34 +298,6 @@ class Adapters(OwnWeights):
     def can_mix(self) -> bool:
         """Whether all adapted layers support rows of several adapters in one forward pass."""
         return all(layer.can_mix for layer in self._layers.values())
-
-    def groups(self, spans: Sequence[SequenceSpan]) -> Sequence[Sequence[SequenceSpan]]:
-        """The spans of each adapter, or all together if they share forward passes."""
-        if self.mixes:
-            return [spans]
-        by_adapter: dict[str, list[SequenceSpan]] = {}
-        for each in spans:
-            by_adapter.setdefault(each.sequence.request.adapter, []).append(each)
-        return list(by_adapter.values())
-
-    def run(
-        self, spans: Sequence[SequenceSpan], forward_pass: Callable[[], StepLogits]
-    ) -> StepLogits:
-        """Run one forward pass over spans with their adapters. Also the logits that are computed
-        later apply the adapter of their sequence.
-        """
-        requests = [each.sequence.request for each in spans]
-        runs = [(each.sequence.request.adapter, each.span.tokens) for each in spans]
-        with self.applied(runs):
-            logits = forward_pass()
-        scored = {
-            each.request_id: replace(
-                deferred, project=partial(self.call, each.adapter, deferred.project)
-            )
-            for each in requests
-            if (deferred := logits.scored.get(each.request_id)) is not None
-        }
-        return replace(logits, scored=scored)
 
     @contextmanager
     def applied(self, runs: Sequence[tuple[str, int]]) -> Iterator[None]:

@@ -196,23 +196,26 @@ def _first_right_runner(model: Any, vocab_size: int, wanted_layout: str) -> Runn
 def choose_runner(loaded: LoadedModel, *, wanted_layout: str) -> Runner:
     """Choose the layout of a loaded model (`choose_layout`), and let it apply the adapters."""
     runner = choose_layout(loaded.model, vocab_size=loaded.vocab_size, wanted=wanted_layout)
-    if loaded.adapters is not None:
-        apply_adapters(runner, loaded.adapters, vocab_size=loaded.vocab_size)
+    runner.adapters = loaded.adapters
+    choose_mixing(runner, vocab_size=loaded.vocab_size)
     return runner
 
 
-def apply_adapters(runner: Runner, adapters: Adapters, *, vocab_size: int) -> None:
-    """Let a runner use adapters, and decide whether sequences with different ones share a forward
-    pass: tries each adapter together with another one and with the model itself. Appends the reason
+def choose_mixing(runner: Runner, *, vocab_size: int) -> None:
+    """Decide whether sequences with different adapters share a forward pass, and append the reason
     to `runner.reason`. Device thread only.
+
+    Tries each adapter together with another one and with the model itself.
     """
-    runner.weights = adapters
+    adapters = runner.adapters
+    if adapters is None:
+        return
     if not adapters.can_mix:
         why = "an adapter changes the output head, an embedding or experts"
         runner.reason += f"; adapters run in separate forward passes: {why}"
         return
     names = adapters.names
-    adapters.mixes = True
+    runner.mixes_adapters = True
     for name, other in zip(names, (*names[1:], names[0]), strict=True):
         try:
             judge = _Judge(
@@ -222,7 +225,7 @@ def apply_adapters(runner: Runner, adapters: Adapters, *, vocab_size: int) -> No
         except ModelLoadError as error:
             raise ModelLoadError(f"adapter {name}: {error}") from error
         if not trial.is_right:
-            adapters.mixes = False
+            runner.mixes_adapters = False
             runner.reason += f"; adapters run in separate forward passes: {trial.note}"
             return
     runner.reason += "; adapters share forward passes"
@@ -453,8 +456,7 @@ class _Judge:
         when a prompt is prefilled in chunks instead of whole.
         """
         mlx_lm_runner = SoloRunner(self._model, None)
-        if self._adapters is not None:
-            mlx_lm_runner.weights = self._adapters
+        mlx_lm_runner.adapters = self._adapters
         noise, _ = self._divergence_and_agreement(
             [_run_staggered(mlx_lm_runner, reference.cases) for reference in self._references]
         )
