@@ -63,7 +63,7 @@ from holdfast.front.request import (
 )
 from holdfast.front.structured.answer import is_constrained
 from holdfast.front.telemetry.request_log import waiting_for
-from holdfast.wire.events import ModelInfo, Rejected, WaitReason
+from holdfast.wire.events import Answer, ModelInfo, Rejected, WaitReason
 from holdfast.wire.sessions import SessionAnswer, SessionCommand, SessionInfo
 
 _log = logging.getLogger(__name__)
@@ -76,8 +76,9 @@ _LONG_TEXT_CHARACTERS = 20_000
 _PREPARING_THREADS = 4
 
 
-def sessions_of(reply: SessionAnswer) -> tuple[SessionInfo, ...]:
+def sessions_of(reply: Answer) -> tuple[SessionInfo, ...]:
     """The sessions in a worker's reply to a session command. Raises SessionRefused if it refused."""
+    assert isinstance(reply, SessionAnswer)
     if reply.failure is not None:
         raise SessionRefused(reply.failure, reply.message)
     return reply.sessions
@@ -266,16 +267,18 @@ class Gateway:
             for running_answer in running_answers:
                 running_answer.is_closed = True
                 running_answer.is_forgotten |= command.forget
-        async with self._lease_model(model, 1) as client:
-            reply = await client.call(command)
-        if unsubmitted and reply.failure is SessionFailure.NOT_FOUND:
-            if command.operation == "close":
-                return ()  # its first request has not been submitted, and will not open it
-            for running_answer in unsubmitted:
-                await running_answer.submitted.wait()
+        try:
             async with self._lease_model(model, 1) as client:
-                reply = await client.call(command)
-        return sessions_of(reply)
+                return sessions_of(await client.call(command))
+        except SessionRefused as refusal:
+            if not unsubmitted or refusal.failure is not SessionFailure.NOT_FOUND:
+                raise
+        if command.operation == "close":
+            return ()  # its first request has not been submitted, and will not open it
+        for running_answer in unsubmitted:
+            await running_answer.submitted.wait()
+        async with self._lease_model(model, 1) as client:
+            return sessions_of(await client.call(command))
 
     def _record_running_answer(
         self, request: GenerationRequest, resources: AsyncExitStack

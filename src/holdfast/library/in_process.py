@@ -8,18 +8,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, overload
+from typing import Any
 
 from holdfast.errors import WorkerUnavailable
-from holdfast.front.link.event_stream import Answer, Question, RequestEvent
+from holdfast.front.link.event_stream import RequestEvent
 from holdfast.wire.commands import (
     SHUT_DOWN,
     TELL_STATISTICS,
     Command,
+    Question,
     SequenceControl,
     SequenceRequest,
 )
 from holdfast.wire.events import (
+    Answer,
     Event,
     Finished,
     FinishReason,
@@ -29,9 +31,7 @@ from holdfast.wire.events import (
     WorkerReady,
     WorkerStatistics,
 )
-from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId
-from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
 DEATH = "the engine's thread ended unexpectedly"
 _open_clients: set[InProcessClient] = set()  # to close before the interpreter exits
@@ -157,12 +157,6 @@ class InProcessClient:
             self._statistics_answers.put(answer)
             self._inbox.put(TELL_STATISTICS)
         return answer.result()
-
-    @overload
-    def call(self, command: SessionCommand) -> SessionAnswer: ...
-
-    @overload
-    def call(self, command: ImageCommand) -> ImageAnswer: ...
 
     def call(self, command: Question) -> Answer:
         """Send a command that the worker answers once.

@@ -212,6 +212,10 @@ Command: TypeAlias = (
 )
 
 
+Question: TypeAlias = SessionCommand | ImageCommand
+"""A command that a worker answers with one `Answer` of the same call id."""
+
+
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one worker. Its model is a local folder."""
 

@@ -450,6 +450,8 @@ class LoadProgress(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fraction: float  # of the stage, 0 to 1
 
 
+Answer: TypeAlias = SessionAnswer | ImageAnswer
+"""The answer to a session command or to an image command."""
 Event: TypeAlias = (
     Accepted
     | Rejected

@@ -19,7 +19,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -35,7 +35,7 @@ from holdfast.front.fleet.memory_watch import (
     level_name,
 )
 from holdfast.front.fleet.slot import SHUTTING_DOWN, Fetch, ModelFiles, ModelSlot, State
-from holdfast.front.link.event_stream import Answer, EventStream, Question, WorkerClient
+from holdfast.front.link.event_stream import EventStream, WorkerClient
 from holdfast.front.link.worker_link import WorkerLink
 from holdfast.front.telemetry.metrics import ResidencyFigures
 from holdfast.front.telemetry.request_log import waiting_for
@@ -46,11 +46,17 @@ from holdfast.machine.memory_plan import MemoryShare
 from holdfast.models.adapter_folder import SEPARATOR
 from holdfast.models.model_folder import planned_answer_tokens
 from holdfast.wire.cache_map import CacheMap, CacheMapQuestion
-from holdfast.wire.commands import SchedulerLimits, SequenceRequest, WorkerSettings
-from holdfast.wire.events import CacheFigures, LoadProgress, ModelInfo, WaitReason, WorkerStatistics
-from holdfast.wire.images import ImageAnswer, ImageCommand
+from holdfast.wire.commands import Question, SchedulerLimits, SequenceRequest, WorkerSettings
+from holdfast.wire.events import (
+    Answer,
+    CacheFigures,
+    LoadProgress,
+    ModelInfo,
+    WaitReason,
+    WorkerStatistics,
+)
 from holdfast.wire.requests import RequestId
-from holdfast.wire.sessions import SessionAnswer, SessionCommand
+from holdfast.wire.sessions import SessionCommand
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "ready", "stopping", "failed"]
 WorkerOf: TypeAlias = Callable[[CatalogEntry, ModelFiles, MemoryShare], WorkerSettings]
@@ -787,12 +793,6 @@ class _AdaptedClient:
 
     def submit(self, request: SequenceRequest) -> EventStream:
         return self._client.submit(msgspec.structs.replace(request, adapter=self._adapter))
-
-    @overload
-    async def call(self, command: SessionCommand) -> SessionAnswer: ...
-
-    @overload
-    async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def call(self, command: Question) -> Answer:
         if isinstance(command, SessionCommand):

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal, Protocol, TypeAlias, overload
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ from holdfast.errors import (
 )
 from holdfast.wire.commands import (
     ControlAction,
+    Question,
     SequenceControl,
     SequenceRequest,
     ThinkingBudget,
@@ -30,6 +31,7 @@ from holdfast.wire.commands import (
 )
 from holdfast.wire.events import (
     Accepted,
+    Answer,
     Finished,
     FinishReason,
     ModelInfo,
@@ -38,14 +40,9 @@ from holdfast.wire.events import (
     Rejected,
     TokensGenerated,
 )
-from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId
-from holdfast.wire.sessions import SessionAnswer, SessionCommand
 
 RequestEvent = Accepted | Rejected | PromptRead | PrefillFinished | TokensGenerated | Finished
-Question: TypeAlias = SessionCommand | ImageCommand
-"""A command that a worker answers with one `Answer` of the same call id."""
-Answer: TypeAlias = SessionAnswer | ImageAnswer
 # unread: too many events are unread. reader: the consumer called `pause`
 _PauseReason: TypeAlias = Literal["unread", "reader"]
 
@@ -70,12 +67,6 @@ class WorkerClient(Protocol):
         worker will come.
         """
         ...
-
-    @overload
-    async def call(self, command: SessionCommand) -> SessionAnswer: ...
-
-    @overload
-    async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def call(self, command: Question) -> Answer:
         """Send a command that the worker answers once.

@@ -22,15 +22,22 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, overload
+from typing import Final
 
 import msgspec
 
 from holdfast.errors import SessionFailure, WorkerUnavailable
-from holdfast.front.link.event_stream import Answer, EventStream, Question, RequestEvent
+from holdfast.front.link.event_stream import EventStream, RequestEvent
 from holdfast.front.link.worker_link import WorkerLink
-from holdfast.wire.commands import ReadAheadRun, SequenceControl, SequenceRequest, ThoughtLimit
+from holdfast.wire.commands import (
+    Question,
+    ReadAheadRun,
+    SequenceControl,
+    SequenceRequest,
+    ThoughtLimit,
+)
 from holdfast.wire.events import (
+    Answer,
     BudgetChanged,
     Event,
     Finished,
@@ -39,7 +46,6 @@ from holdfast.wire.events import (
     PrefillFinished,
     Rejected,
 )
-from holdfast.wire.images import ImageAnswer, ImageCommand
 from holdfast.wire.requests import RequestId, ServiceClass, TokenIds, common_tokens
 from holdfast.wire.sessions import OperationName, SessionAnswer, SessionCommand
 
@@ -170,12 +176,6 @@ class ModelClient:
         elif self._worker is not None and self._worker.is_open:
             _send_or_resume(open_request, self._worker)
         return stream
-
-    @overload
-    async def call(self, command: SessionCommand) -> SessionAnswer: ...
-
-    @overload
-    async def call(self, command: ImageCommand) -> ImageAnswer: ...
 
     async def call(self, command: Question) -> Answer:
         """Send a command, and once more if the worker dies; see `WorkerClient`."""

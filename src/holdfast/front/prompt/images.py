@@ -20,6 +20,7 @@ from holdfast.front.images.intake import PromptWithImages
 from holdfast.front.images.sources import IMAGE, is_image
 from holdfast.front.request import ChatPrompt, PlacedImage
 from holdfast.lru_cache import LruCache
+from holdfast.wire.events import Answer
 from holdfast.wire.images import ImageAnswer, ImageCommand, ImageLayout, ImageSpan
 from holdfast.wire.requests import TokenIds
 
@@ -177,12 +178,13 @@ class ImageLayouts:
         ]
         return ImageCommand(images=tuple(missing), max_pixels=max_pixels) if missing else None
 
-    def learn(self, answer: ImageAnswer, *, model: str) -> None:
+    def learn(self, answer: Answer, *, model: str) -> None:
         """Remember a worker's answer.
 
         Raises WorkerUnavailable if an image could not be processed at the moment. The file of an
         image without a layout is checked against its hash before its next use.
         """
+        assert isinstance(answer, ImageAnswer)
         for layout in answer.layouts:
             size = len(layout.token_ids.packed) + _ENTRY_BYTES
             self._layout_or_reason.put((model, layout.image), layout, size=size)
