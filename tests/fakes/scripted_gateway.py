@@ -233,6 +233,9 @@ class ScriptedGateway:
             self._changed.clear()
             await self._changed.wait()
 
+    def close(self) -> None:
+        """Nothing runs when the server stops."""
+
     async def generate(self, request: GenerationRequest) -> ScriptedStream:
         # its model reads text only
         if isinstance(request.prompt, ChatPrompt) and request.prompt.has_images:

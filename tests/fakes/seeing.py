@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import msgspec
+from starlette.applications import Starlette
 
 from holdfast.config import ImagesSettings, LimitsSettings, ServerSettings
 from holdfast.front.application import create_application
@@ -90,6 +91,7 @@ def _seeing_bundle(family: str) -> TokenizerBundle:
 class SeeingFront:
     """The application over HTTP, and its worker's requests."""
 
+    app: Starlette
     http: httpx.AsyncClient
     engine: ScriptedClient
     intake: ImageIntake
@@ -150,11 +152,12 @@ def seeing_front(
 
     gateway = Gateway(lease_of, Bundles(read), LimitsSettings(), images=intake)
     services = replace(scripted_services(ScriptedGateway(), server=server), gateway=gateway)
+    app = create_application(services)
     http = httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_application(services)),
+        transport=httpx.ASGITransport(app),
         base_url="http://127.0.0.1:8321",
     )
-    return SeeingFront(http=http, engine=engine, intake=intake, bundle=bundle)
+    return SeeingFront(app=app, http=http, engine=engine, intake=intake, bundle=bundle)
 
 
 def chat(*content: Any, **fields: Any) -> dict[str, Any]:

@@ -98,11 +98,12 @@ class Checks:
         }
         if any(left.values()):
             self._violation("nothing outlives its owner", f"at rest, the server has {left}")
-        if services.images.folder._holds:
+        image_folder = services.gateway._images.folder
+        if image_folder._holds:
             self._violation("nothing outlives its owner", "the server holds images")
         if not self.excuses.disk_has_failed():
             with self.simulation.disk.bypassed():
-                services.images.folder.check_invariants()
+                image_folder.check_invariants()
         resumable.check_invariants()
         services.telemetry.misses.check_invariants()
         for slot in front.residency._slots.values():

@@ -158,8 +158,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     """Close the services when the server stops."""
     services: Services = app.state.services
     yield
-    if services.images is not None:
-        services.images.close()
+    services.gateway.close()
     await services.models.library.close()
     await services.answers.resumable.close()
     await services.answers.responses.close()

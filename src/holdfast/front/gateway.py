@@ -144,6 +144,11 @@ class Gateway:
         # thread pools by model, so that a slow template delays no other model
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
+    def close(self) -> None:
+        """Stop fetching images, because the server stops."""
+        if self._images is not None:
+            self._images.close()
+
     async def generate(self, request: GenerationRequest) -> GenerationStream:
         """Load the model if necessary, submit a request, and wait until the worker has accepted it.
 

@@ -6,19 +6,16 @@ import asyncio
 import resource
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.config import ImagesSettings
-from holdfast.front.application import create_application
 from holdfast.front.images import intake as intake_module
 from holdfast.front.images.folder import ImageFolder
 from holdfast.front.images.sources import ImageSource
 from tests.fakes.images import broken_images, data_url, odd_images, png
-from tests.fakes.scripted_gateway import ScriptedGateway, scripted_services
 from tests.fakes.seeing import SeeingFront, chat, seeing_front
 
 CHAT = "/v1/chat/completions"
@@ -145,8 +142,7 @@ async def test_a_stopping_server_starts_no_further_fetch(
     monkeypatch.setattr(intake_module, "fetch_image", fetch)
     urls = [f"https://slow.example/{number}.png" for number in range(9)]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    app = create_application(replace(scripted_services(ScriptedGateway()), images=front.intake))
-    async with app.router.lifespan_context(app):
+    async with front.app.router.lifespan_context(front.app):
         asked = asyncio.create_task(front.http.post(CHAT, json=chat(*parts)))
         while len(begun) < 4:
             await asyncio.sleep(0.001)

@@ -196,7 +196,6 @@ def build_application(
             history_file=_history_file(settings, metrics.history),
             traces=open_traces(__version__) if settings.log.traces else None,
         ),
-        images=images,
     )
     app = create_application(services, dialects=dialects)
     app.state.bundles = bundles

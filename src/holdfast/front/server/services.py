@@ -18,7 +18,6 @@ from holdfast.front.fleet.catalog import Catalog
 from holdfast.front.fleet.library import Library
 from holdfast.front.fleet.residency import ModelStatus, Residency
 from holdfast.front.gateway import Gateway
-from holdfast.front.images.intake import ImageIntake
 from holdfast.front.prompt.dialects import DialectReport
 from holdfast.front.records.responses import ResponseStore
 from holdfast.front.server.access import ConcurrentAnswers, Drain, KeyRing, Seal
@@ -208,7 +207,6 @@ class Services:
     answers: Answers = field(default_factory=Answers)
     access: Access = field(default_factory=Access)
     telemetry: Telemetry = field(default_factory=Telemetry)
-    images: ImageIntake | None = None  # closed when the server stops
 
     @property
     def server(self) -> ServerSettings:
