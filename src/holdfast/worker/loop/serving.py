@@ -30,10 +30,7 @@ from holdfast.worker.drafting.draft_model import DraftModel
 from holdfast.worker.engine.backend import Backend
 from holdfast.worker.engine.constraints import Constraints, Grammars
 from holdfast.worker.engine.engine import Engine, KVCosts
-from holdfast.worker.engine.fingerprint import (
-    Fingerprints,
-    identity_lister,
-)
+from holdfast.worker.engine.fingerprint import Fingerprints, identity_lister
 from holdfast.worker.engine.image_probe import probe_images
 from holdfast.worker.engine.kv_forms import KVForms
 from holdfast.worker.engine.layouts import Runner, choose_sharing
