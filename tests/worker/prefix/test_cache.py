@@ -204,6 +204,25 @@ def test_a_quantized_block_longer_than_its_chain_is_not_stored(known: int) -> No
     assert inbox.tokens("b") == fresh.tokens("b")
 
 
+@pytest.mark.parametrize("common", [1, 100, 255, 256, 300, 500])
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_a_conversation_that_leaves_a_quantized_block_is_not_prefilled_again(
+    name: str, common: int, tmp_path: Path
+) -> None:
+    """Its own tokens in that block are stored unquantized, with the common ones before them."""
+    chain = prompt(600)
+    other = (*chain[:common], *((each + 1) % 200 for each in chain[common : common + 5]))
+    asked = [[greedy("a", chain)], [greedy("b", other)]]
+    wide_worker(name, tmp_path, kv_bits="8").serve(asked, in_turn=True)
+    made = wide_worker(name, tmp_path, kv_bits="8")
+    root = made.index.root(form="8")
+    assert made.cache.cached_tokens(pack_tokens(other), root=root) == len(other) - 1
+    following = (*other, *prompt(20))
+    inbox = made.serve([[greedy("c", following)]])
+    fresh = wide_worker(name, kv_bits="8").serve([[greedy("c", following)]])
+    assert inbox.tokens("c") == fresh.tokens("c")
+
+
 def test_a_block_that_could_not_be_copied_for_the_store_is_offered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
