@@ -87,16 +87,12 @@ class _Read:
         common = int(different[0]) if len(different) else most
         if second == "none":
             computed = min(common, end - 1)  # the last token of an answer is not read
-            # A prompt cannot continue within a quantized block, and another chain that begins with
-            # the same tokens may have quantized the block.
+            # a quantized block cannot be reused by a prompt that differs within it
             return computed - computed % BLOCK if is_quantized else computed
         # checkpoints: at the end of the answer, and before the last token of the prompt
-        checkpoint = 0
         if common == end:
-            checkpoint = end - 1
-        elif common >= self.prompt_tokens - 1:
-            checkpoint = self.prompt_tokens - 1
-        return 0 if is_quantized and checkpoint % BLOCK else checkpoint
+            return end - 1
+        return self.prompt_tokens - 1 if common >= self.prompt_tokens - 1 else 0
 
 
 @dataclass
