@@ -331,6 +331,23 @@ def test_a_block_that_fits_nowhere_is_dropped_without_evictions(
         assert [entry.block.key for entry in store.entries()] == [CHAIN[0].key]
 
 
+def test_a_block_that_does_not_fit_beside_pinned_ones_is_dropped_without_evictions(
+    tmp_path: Path,
+) -> None:
+    limits = StoreLimits(budget_bytes=10_000, volume_percent=100, spare_bytes=0)
+    pinned = make_block([1], part_bytes=(5000,))
+    other = make_block([2], part_bytes=(2000,))
+    with BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits) as store:
+        store.put(pinned)
+        store.put(other)
+        store.pin([pinned.key], holder="session", until=4e9)
+        store.flush()
+        store.put(make_block([3], part_bytes=(6000,)))
+        store.flush()
+        assert store.statistics().dropped_blocks["no_room"] == 1
+        assert {entry.block.key for entry in store.entries()} == {pinned.key, other.key}
+
+
 def test_all_processes_together_respect_the_daily_write_limit(tmp_path: Path) -> None:
     clock = MovedClock()
     limits = StoreLimits(daily_write_bytes=4 * 1500)

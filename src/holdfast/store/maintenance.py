@@ -171,8 +171,8 @@ class StoreMaintenance:
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
         """Evict blocks until `wanted_bytes` more bytes fit.
 
-        Frees a little more than that, so that not every new block causes an eviction. Returns the
-        evicted blocks.
+        Frees a little more than that, so that not every new block causes an eviction, and nothing
+        if that is not enough. Returns the evicted blocks.
         """
         if not self.shortage_bytes(wanted_bytes):
             return []
@@ -182,7 +182,11 @@ class StoreMaintenance:
             allowed = self.allowed_bytes()
             if not shortage or wanted_bytes > allowed:
                 return []
-            return self.evict(shortage + allowed // SLACK_PARTS, in_use=in_use)
+            excess_bytes = shortage + allowed // SLACK_PARTS
+            victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
+            if wanted_bytes and sum(victim.file_bytes for victim in victims) < shortage:
+                return []  # others are pinned or in use
+            return self._unlink(victims)
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
         """Remove the least recently used blocks, which together free `excess_bytes`.
