@@ -431,10 +431,6 @@ FAULTS: Sequence[Fault] = (
         "the features of other weights are used",
         ("worker/vision/feature_cache.py", "fingerprint[:_FINGERPRINT_DIGITS]", '""'),
     ),
-    _fault(
-        "the file of an image is not checked against its hash",
-        ("models/image_files.py", "if name is not None and hashlib", "if False and hashlib"),
-    ),
 )  # fmt: skip
 
 

@@ -357,3 +357,25 @@ def test_an_undeletable_file_does_not_stop_other_evictions(
         assert statistics.stored_bytes <= 6 * 1500
         kept = {entry.block.key for entry in store.entries()}
         assert {blocks[0].key, blocks[-1].key} <= kept
+
+
+def test_the_writing_thread_survives_a_disk_that_cannot_tell_whether_a_missing_block_is_back(
+    tmp_path: Path,
+) -> None:
+    with (
+        failing_disk(tmp_path) as disk,
+        BlockStore(tmp_path / "store", fingerprint=FINGERPRINT) as store,
+    ):
+        store.put(CHAIN[0])
+        store.flush()
+        (path,) = (tmp_path / "store").glob("blocks/*/*.block")
+        path.unlink()
+        disk.fail("stat", errno.EIO, only=".block")
+        with pytest.raises(BlockMissing):
+            store.read(CHAIN[0].key).result()
+        store.flush()
+        assert disk.failed
+        disk.heal()
+        store.put(CHAIN[0])
+        store.flush()
+        assert bytes_of(store.read(CHAIN[0].key).result()) == CHAIN[0]

@@ -505,8 +505,13 @@ class IoThread:
         self._attempt("look at a block again", check_file)
 
     def _has_again(self, key: BlockKey, path: Path) -> bool:
-        """Whether a block that was missing has been sent or written again since it was read."""
-        return self._mailbox.held_block(key) is not None or is_plain_file(path)
+        """Whether a block that was missing has been sent or written again since it was read, or may
+        have been, if the disk cannot tell.
+        """
+        try:
+            return self._mailbox.held_block(key) is not None or is_plain_file(path)
+        except OSError:
+            return True  # the next read finds out
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the blocks of this model whose parents are all known, parents before children."""
