@@ -331,7 +331,10 @@ class PrefixCache:
         node = cursor.node
         if node is None or node.parent is None or cursor.cut == node.tokens:
             return False
-        return cursor.root.form != "native" and sum(self.index.tree.run_of(node.key)) % BLOCK_TOKENS == 0
+        return (
+            cursor.root.form != "native"
+            and sum(self.index.tree.run_of(node.key)) % BLOCK_TOKENS == 0
+        )
 
     def _fill_gaps(self, cursor: Cursor, live: LiveChain) -> None:
         """Store missing or unreadable blocks before a cursor again, from a live chain that has

@@ -323,7 +323,7 @@ class PrefixIndex:
             for key in keys
             if self._holders.get(key) == {chain} and key not in self.ram and key not in self._disk
         ]
-        return sorted(alone, key=self.run_of)
+        return sorted(alone, key=self.tree.run_of)
 
     def end_holding(
         self,
