@@ -51,6 +51,7 @@ class AnswerChecks(Part):
     def __init__(self, checks: Checks) -> None:
         super().__init__(checks)
         self.count = 0
+        self.asked_choices = 0  # of all requests
         self._prompts: dict[str, set[str]] = {}  # by the request's id, which the agent chooses
         self.turns: dict[str, list[Turn]] = defaultdict(list)  # by the text of their prompt
         # the sessions that each caller has named
@@ -64,6 +65,7 @@ class AnswerChecks(Part):
         self._prompts[request_id] = {comparable(each) for each in prompts}
         for each in self._prompts[request_id]:
             self.turns[each].append(turn)
+        self.asked_choices += turn.choices
         self._session_names[self.caller(turn)].add(turn.session)
 
     def ended(

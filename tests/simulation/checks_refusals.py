@@ -222,6 +222,5 @@ class RefusalChecks(Part):
         return ""
 
     def _contradicts_queue(self, refusal: _Refusal) -> str:
-        turns = self.checks.answers.turns.values()
-        asked = sum(each.choices for same in turns for each in same)
-        return "the queue cannot be full" if self.simulation.options["max_queued"] >= asked else ""
+        can_be = self.simulation.options["max_queued"] < self.checks.answers.asked_choices
+        return "" if can_be else "the queue cannot be full"
