@@ -103,7 +103,7 @@ PASSES = {
     "front.server.resumable_answers.RequestIdentity.free_body": "hashes the body",
     "front.server.request.parse": "reads the JSON and checks it",
     "front.openai.messages.history": "checks and copies the messages",
-    "front.prompt.canonical.canonical": "makes new messages ready, recalls past answers, and adapts "
+    "front.prompt.canonical.CanonicalForm.of": "makes new messages ready, recalls past answers, and adapts "
     "the messages to the template",
     "front.prompt.template.ChatTemplate._adapted_messages": "adapts the messages to the template, "
     "to render them again",
