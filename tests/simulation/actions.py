@@ -14,7 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 from tests.simulation.pictures import PICTURES
 
-Protocol: TypeAlias = Literal["chat", "messages", "responses", "completions"]
+Protocol: TypeAlias = Literal[
+    "chat", "messages", "responses", "completions", "ollama", "generate"
+]  # fmt: skip
 Reader: TypeAlias = Literal["reads", "slow", "cancels", "breaks", "retries"]
 Letters: TypeAlias = Literal["plain", "wide", "markup"]
 BLOCK = 256
@@ -35,7 +37,9 @@ class Turn:
     the same time, every second one with another API key. repeats: it is sent again after its
     answer. regenerates: instead of sending a new message, the agent asks again for an answer to its
     last one. stores: the response is stored. chains: the request continues the agent's stored response by
-    its id. background: it runs in the background. looks: how the agent uses its stored response
+    its id. converses: it belongs to the agent's conversation in the Responses API, which is created
+    if there is none. compacts: the server first replaces the earlier messages by a summary.
+    background: it runs in the background. looks: how the agent uses its stored response
     afterwards; "foreign": other callers try to read, cancel and delete it. images: the names of
     pictures in the new message. format: the name of the answer's format (`formats.py`). tools: the
     request declares tools (`tools.py`). tool_choice: whether the answer must call one; "strict": it
@@ -75,6 +79,8 @@ class Turn:
     regenerates: bool = False
     stores: bool = False
     chains: bool = False
+    converses: bool = False
+    compacts: bool = False
     background: bool = False
     looks: Literal["", "read", "events", "foreign", "delete"] = ""
     images: tuple[str, ...] = ()
@@ -128,7 +134,20 @@ class Trouble:
     only: str = ""
 
 
-Action: TypeAlias = Turn | Branch | Call | Trouble
+@dataclass(frozen=True, kw_only=True)
+class KeyChange:
+    """The file of API keys changes, and the server reads it again. kind: one key is removed, added or
+    gets another limit; or the file is, for a moment, half written, damaged, readable by others, or
+    gone.
+    """
+
+    at: float
+    kind: Literal["remove", "add", "limit", "half", "damaged", "readable", "gone"]
+    key: str = "alice"
+    limit: int | None = None
+
+
+Action: TypeAlias = Turn | Branch | Call | Trouble | KeyChange
 
 
 # the options of a server that a scenario does not set
@@ -147,6 +166,10 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "store_bytes": None,
     "has_key": False,
     "keys": False,  # named API keys
+    # limits on concurrent answers: of each key, of alice's, and of each address; 0 and None: off
+    "key_requests": 0,
+    "alice_requests": None,
+    "address_requests": 0,
     "reconnect_seconds": 60.0,
     "unread_bytes": 256 << 10,  # of an answer, at which it pauses
     "step_seconds": 0.004,  # of device time
@@ -157,6 +180,7 @@ DEFAULT_OPTIONS: Mapping[str, Any] = {
     "sees_images": "",  # `vision.Vision`
     "image_bytes": None,  # on disk
     "repeats": False,  # whether the model repeats itself, so that drafts can be right
+    "is_terse": False,  # the model ends most answers after a few tokens, and many at once
     "runs_ahead": False,  # a step is dispatched before the previous one is collected, as on a GPU
     "begins_ready": True,  # the first action waits until the server takes requests
 }
@@ -224,6 +248,10 @@ DISK_OPERATIONS = (
 FREQUENT = ("open", "read", "write", "sync", "rename", "unlink", "sqlite")  # those of most calls
 # texts that occur in answers, some within others
 STOPS = (("qu",), ("e ", "ing", "in"), (" th", "é"), ("zzzz",), ("日", "🎉"))
+# of requests, with their frequencies; "generate" is Ollama's /api/generate
+PROTOCOLS: Sequence[Protocol] = (
+    "chat", "chat", "messages", "responses", "responses", "completions", "ollama", "generate",
+)  # fmt: skip
 KEYS = ("", "alice", "bob")  # the names of API keys; "": the administrator's
 DISK_ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EACCES, errno.ENOENT, errno.EINTR)
 DISK_PLACES = (
@@ -238,10 +266,10 @@ DISK_PLACES = (
     "/features/",
 )
 # what the requests of an agent usually have in common, so that each continues the one before
-HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts", "tools")
+HABITS = ("model", "adapter", "protocol", "kv_bits", "system", "parts", "tools", "converses")
 # fields of turns that many worlds leave alone, so that the others come together more often
 FEATURES = (
-    "adapter", "background", "chains", "choices", "edge", "forget", "format", "idempotency", "images",
+    "adapter", "background", "chains", "choices", "compacts", "converses", "edge", "forget", "format", "idempotency", "images",
     "is_batch",
     "kv_bits", "letters", "logprobs", "looks", "parts", "prefills", "reader", "regenerates",
     "repeats", "seed", "session", "stop", "stores", "system", "timeout_seconds", "tools",
@@ -279,6 +307,10 @@ def options_of(dice: random.Random) -> dict[str, Any]:
         "repeats": dice.random() < 0.3,
         "sees_images": dice.choice(("", "", "one way", "both ways")),
         "image_bytes": dice.choice((None, None, 1024)),
+        "is_terse": dice.random() < 0.1,
+        "key_requests": dice.choice((0, 0, 1, 2)),
+        "alice_requests": dice.choice((None, None, 1, 3)),
+        "address_requests": dice.choice((0, 0, 0, 0, 1, 3)),
     }
 
 
@@ -299,6 +331,7 @@ def scenario_of(seed: int) -> Scenario:
     left_out = _left_out(dice)
     agents = [f"a{number}" for number in range(min(dice.choice((1, 2, 3, 6, 12)), actions // 4))]
     tenants = dice.choice(([""], ["", "t1"], ["t1", "t2", "t3"]))
+    changes_keys = options["keys"] and dice.random() < 0.4
     callers = {
         agent: {"tenant": dice.choice(tenants), "key": dice.choice(KEYS)} for agent in agents
     }
@@ -386,6 +419,12 @@ def scenario_of(seed: int) -> Scenario:
         else:
             turn = a_turn()
             found.append(replace(turn, key="wrong") if dice.random() < 0.02 else turn)
+        if changes_keys and dice.random() < 0.3:
+            at += dice.choice((0.002, 0.03, 0.3))
+            found.append(key_change(dice, at))
+            if dice.random() < 0.5:
+                at += dice.choice((0.002, 0.03, 0.3))
+                found.append(a_turn_at_once())
     return Scenario(order=seed, actions=tuple(found), options=options)
 
 
@@ -437,7 +476,7 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         tokens=dice.choice((5, 20, 100, 300, 800)),
         edge=dice.choice((None, None, -1, 0, 1, 2)),
         max_tokens=dice.choice((1, 5, 20, 60, 300)),
-        protocol=dice.choice(("chat", "chat", "messages", "responses", "completions")),
+        protocol=dice.choice(PROTOCOLS),
         streams=dice.random() < 0.7,
         reader=dice.choice(
             ("reads", "reads", "reads", "reads", "slow", "cancels", "breaks", "retries")
@@ -471,6 +510,8 @@ def _turn(dice: random.Random, at: float, agent: str, options: Mapping[str, Any]
         tool_choice=dice.choice(
             ("auto", "strict", "strict", "required", "required", "named", "single", "none")
         ),
+        converses=dice.random() < 0.4,
+        compacts=dice.random() < 0.1,
     )
 
 
@@ -508,6 +549,18 @@ def _trouble(
         name=dice.choice(operations),
         error=dice.choice(DISK_ERRORS),
         only=dice.choice(DISK_PLACES),
+    )
+
+
+def key_change(dice: random.Random, at: float) -> KeyChange:
+    """A random change of the file of API keys."""
+    return KeyChange(
+        at=at,
+        kind=dice.choice(
+            ("remove", "add", "add", "limit", "limit", "half", "damaged", "readable", "gone")
+        ),
+        key=dice.choice(("alice", "bob")),
+        limit=dice.choice((None, 1, 1, 2, 4)),
     )
 
 

@@ -8,20 +8,30 @@ import itertools
 import json
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from holdfast.front.responses.items import _SUMMARY_INTRODUCTION, SUMMARY_TURN
 from tests.simulation import conversations
 from tests.simulation.actions import BLOCK, Turn
-from tests.simulation.conversations import Message, runs_in_background
+from tests.simulation.conversations import OLLAMA, Continues, Message, runs_in_background
 from tests.simulation.device import END_TOKEN, plain_tokens, tokenizer
 from tests.simulation.network import Broken, Exchange
 from tests.simulation.pictures import MARK, as_tokens, mark
+from tests.simulation.stored_conversations import (
+    StoredConversation,
+    abandon,
+    is_changed,
+    look_at_conversation,
+    open_conversation,
+)
 from tests.simulation.stored_responses import (
     Found,
     Lost,
+    Refused,
+    Stored,
     StoredResponse,
     get,
     is_lost,
@@ -71,6 +81,9 @@ class Heard:
     logprobs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # of each choice
     events: list[dict[str, Any]] = field(default_factory=list)  # of a response
     has_mark: bool = False  # whether the stream's last event has come
+    retry_after: str = ""  # the header
+    context: list[int] = field(default_factory=list)  # of an answer of /api/generate
+    compacted: list[dict[str, Any]] = field(default_factory=list)  # items of a summary
     front: SimulatedFront | None = None  # that received the request
     ended_at: float = 0.0
 
@@ -91,7 +104,7 @@ class Heard:
 @dataclass(frozen=True)
 class Request:
     """The request of a turn, the same in all attempts. prompt: the text that the model must read; read:
-    its messages. before: the stored response that it continues.
+    its messages. before: the stored response or conversation that it continues.
     """
 
     turn: Turn
@@ -100,8 +113,22 @@ class Request:
     prompt: str
     marker: str
     read: list[Message]
-    before: StoredResponse | None
-    is_refused: bool  # whether it has a new image that the model cannot see
+    before: Stored | None
+    is_refused: bool = False  # it has a new image that the model cannot see
+    has_summary: bool = False  # of its earlier messages
+
+
+@dataclass(frozen=True)
+class Context:
+    """The `context` of an answer of /api/generate, which encodes these messages."""
+
+    numbers: list[int]
+    system: str
+    messages: list[Message]
+
+    def fits(self, turn: Turn, messages: list[Message]) -> bool:
+        """Whether a turn can continue it. messages: of the turn, with the new one."""
+        return self.messages == messages[:-1] and bool(turn.system or not self.system)
 
 
 class Agent:
@@ -113,6 +140,8 @@ class Agent:
         self.name = name
         self.messages: list[Message] = []
         self.response: StoredResponse | None = None  # the latest one
+        self.conversation: StoredConversation | None = None
+        self.contexts: list[Context] = []
         self.is_busy = False
         self.asked = 0
         self.asked_at = 0.0
@@ -147,12 +176,20 @@ class Agent:
             kept = max(0, len(self.messages) - turn.forget)
             del self.messages[kept:]
             drop_question(self.messages)
+        turn = conversations.simplified(turn, self.messages)
+        if turn.protocol in OLLAMA and not conversations.is_plain(self.messages):
+            self.messages.clear()
         if turn.regenerates and self.messages:
             self.messages.pop()
         else:
             self.messages += self._question(turn)
+        if turn.protocol == "generate" and self._context(turn) is None:
+            del self.messages[:-1]
         marker = f"{self.name}-{self.asked}".replace(".", "x").replace("+", "y").replace(" ", "-")
-        request = self._request(turn, marker)
+        summary = self._compacted(turn, marker)
+        request = self._request(turn, marker, summary=summary)
+        if isinstance(request.before, StoredConversation):  # a second answer would belong to it
+            turn = replace(turn, twins=0, repeats=False)
         twins = [
             self.world.outside.spawn(partial(self._ask_once, request, number), f"twin of {marker}")
             for number in range(turn.twins)
@@ -168,39 +205,115 @@ class Agent:
             self.messages.append({"role": "assistant", "content": UNSEEN})
         elif answer is None or not answer.is_usable:
             drop_question(self.messages)  # it gives up
-            self.response = None if request.before is not None else self.response
+            if isinstance(request.before, StoredConversation):
+                abandon(self._simulation, request.before, request.read[-1]["content"])
+                self.conversation = None
+            elif request.before is not None:
+                self.response = None
         else:
             self._reply(request, answer)
-        if turn.looks and self.response is not None:
+        if isinstance(request.before, StoredConversation):
+            if turn.looks and answer is not None:
+                look_at_conversation(self._simulation, request.before, turn.looks)
+                self.messages = list(request.before.messages)
+        elif turn.looks and self.response is not None:
             look(self._simulation, self.response, turn.looks, number=turn.read_pieces)
 
-    def _request(self, turn: Turn, marker: str) -> Request:
-        before = self.response if turn.chains and turn.protocol == "responses" else None
-        if before is not None and self.messages[: len(before.messages)] != before.messages:
-            before = None
-        if before is not None and is_lost(self._simulation, before):
-            before = self.response = None
+    def _compacted(self, turn: Turn, marker: str) -> list[dict[str, Any]]:
+        """Let the server replace all messages before the new one; returns the items that replace them,
+        or nothing.
+        """
+        if not (turn.compacts and turn.protocol == "responses" and len(self.messages) > 2):
+            return []
+        asking = replace(
+            turn, streams=False, stores=False, background=False, reader="reads", idempotency="",
+            twins=0, converses=False, format="",
+        )  # fmt: skip
+        earlier = self.messages[:-1]
+        _, body = conversations.body(asking, earlier)
+        read = conversations.as_read(asking, earlier, sees_images=self._sees_images)
+        asked_read = [*read, SUMMARY_TURN]
+        prompt = conversations.prompt(asking, asked_read)
+        content = json.dumps(body).encode()
+        heard = self._ask(
+            Request(asking, "/v1/responses/compact", content, prompt, marker, asked_read, None),
+            "compact",
+        )
+        if heard is None or not heard.compacted:
+            return []
+        *kept, summary = heard.compacted
+        asked = self._simulation.checks.links.asked[f"{heard.request_id}/0"]
+        text = _SUMMARY_INTRODUCTION + expected(asked.right()).text
+        users = [each for each in read if each["role"] == "user"]
+        texts = ["\n".join(part["text"] for part in item["content"]) for item in kept]
+        if texts != [each["content"] for each in users] or summary["type"] != "compaction":
+            self._simulation.violation("the prompt", f"{marker} is compacted to {heard.compacted}")
+        self.messages[:-1] = [*users, {"role": "user", "content": text}]
+        return heard.compacted
+
+    def _before(self, turn: Turn) -> Stored | None:
+        """The conversation or stored response that a turn continues."""
+        before = self.response if turn.chains else None
+        if turn.protocol != "responses":
+            return None
+        if turn.converses:
+            return self._converses(turn)
+        if before is None or self.messages[: len(before.messages)] != before.messages:
+            return None
+        if before.turn.converses:
+            return None  # it can only be continued as part of its conversation
+        if is_lost(self._simulation, before):
+            self.response = None
+        return self.response
+
+    def _converses(self, turn: Turn) -> StoredConversation | None:
+        """The agent's conversation, which is created if there is none with its messages."""
+        found, earlier = self.conversation, self.messages[:-1]
+        if found is None or found.messages != earlier or is_changed(self._simulation, found):
+            self.conversation = open_conversation(self._simulation, turn, earlier)
+        return self.conversation
+
+    def _request(
+        self, turn: Turn, marker: str, *, summary: Sequence[dict[str, Any]] = ()
+    ) -> Request:
+        before = None if summary else self._before(turn)
         new = self.messages if before is None else self.messages[len(before.messages) :]
-        path, body = conversations.body(turn, new, previous=before.id if before else "")
+        new = self.messages[-1:] if summary else new
+        context = self._context(turn)
+        continues = Continues(
+            response=before.id if isinstance(before, StoredResponse) else "",
+            conversation=before.id if isinstance(before, StoredConversation) else "",
+            context=context.numbers if context else (),
+            items=summary,
+        )
+        path, body = conversations.body(turn, new, continues=continues)
         sees_images = self._sees_images
-        read = [
-            *(before.read if before else ()),
-            *conversations.as_read(turn, new, sees_images=sees_images),
-        ]
+        as_read = partial(conversations.as_read, turn, sees_images=sees_images)
+        read = [*(before.read if before else ()), *as_read(new)]
+        if summary:
+            read = [*self.messages[:-1], *as_read(self.messages[-1:])]
+        prompt = conversations.prompt(turn, read)
+        content = json.dumps(body).encode()
         return Request(
             turn,
             path,
-            json.dumps(body).encode(),
-            conversations.prompt(turn, read),
+            content,
+            prompt,
             marker,
             read,
             before,
             is_refused=conversations.is_refused(turn, new, sees_images=sees_images),
+            has_summary=bool(summary),
         )
 
     @property
     def _sees_images(self) -> bool:
         return bool(self._simulation.machine.sees_images)
+
+    def _context(self, turn: Turn) -> Context | None:
+        """The context that a request to /api/generate can continue."""
+        fitting = (each for each in self.contexts if each.fits(turn, self.messages))
+        return next(fitting, None) if turn.protocol == "generate" else None
 
     def _prompts(self, request: Request) -> list[str]:
         """The texts that the model may read. A stored answer may be missing if it was lost, and there may
@@ -210,7 +323,7 @@ class Agent:
         if request.is_refused:
             return []
         reads = [request.read]
-        may_lack = before is not None and may_be_lost(self._simulation, before)
+        may_lack = isinstance(before, StoredResponse) and may_be_lost(self._simulation, before)
         if may_lack and (not before.is_deleted or may_return(self._simulation, before)):
             last = len(before.read) - 1
             reads.append([*request.read[:last], *request.read[last + 1 :]])
@@ -225,7 +338,8 @@ class Agent:
     def _ask_often(self, request: Request) -> Heard | None:
         """Retry until the answer is complete; None if it cannot be had."""
         turn = request.turn
-        for attempt in range(MOST_ATTEMPTS):
+        converses = isinstance(request.before, StoredConversation)
+        for attempt in range(1 if converses else MOST_ATTEMPTS):
             heard = self._ask(request, str(attempt), leaves=attempt == 0 and turn.reader in LEAVING)
             self.is_asking = False
             if heard is None and turn.reader == "cancels":
@@ -242,10 +356,15 @@ class Agent:
         return None
 
     def _ask_once(self, request: Request, number: int) -> None:
-        turn = request.turn
+        simulation, turn = self._simulation, request.turn
         if number % 2:
             turn = replace(turn, key="bob" if turn.key != "bob" else "alice")
-        self._ask(replace(request, turn=turn), f"twin{number}")
+        heard = self._ask(replace(request, turn=turn), f"twin{number}")
+        is_foreign = simulation.keys.sender(turn.key) != simulation.keys.sender(request.turn.key)
+        if request.has_summary and is_foreign and heard is not None and heard.status == 200:
+            simulation.violation(
+                "tenants are apart", f"a twin of {request.marker} uses its summary"
+            )
 
     def _reply(self, request: Request, heard: Heard) -> None:
         turn = request.turn
@@ -254,19 +373,24 @@ class Agent:
         if heard.calls.get(0):
             reply["calls"] = heard.calls[0]
         self.messages.append(reply)
-        if request.before is not None and is_lost(self._simulation, request.before):
+        if heard.context:
+            self.contexts.append(Context(heard.context, turn.system, list(self.messages)))
+        front = heard.front or self._simulation.front
+        if isinstance(request.before, StoredConversation):
+            request.before.answered(turn, self.messages, [*request.read, reply], heard, front)
+        if isinstance(request.before, StoredResponse) and is_lost(self._simulation, request.before):
             self.response = None
         elif conversations.is_stored(turn):
             self.response = StoredResponse(
-                heard.request_id,
-                turn,
+                id=heard.request_id,
+                turn=turn,
                 messages=list(self.messages),
                 read=[*request.read, reply],
                 text=heard.texts.get(0, ""),
                 status="incomplete" if heard.ends.get(0) == "length" else "completed",
                 events=heard.events,
                 ended_at=heard.ended_at,
-                front=heard.front or self._simulation.front,
+                front=front,
             )
 
     def _question(self, turn: Turn) -> list[Message]:
@@ -304,27 +428,26 @@ class Agent:
         """
         simulation, turn = self._simulation, request.turn
         request_id = f"{request.marker}.{attempt}"
-        headers = {"x-request-id": request_id, **simulation.key_headers(turn.key)}
-        if turn.idempotency == "common":
-            headers["idempotency-key"] = "common"
-        elif turn.idempotency or turn.reader == "retries":
-            headers["idempotency-key"] = request.marker
-        if turn.session:
-            headers["x-session-id"] = turn.session
-        if turn.is_batch:
-            headers["x-holdfast-priority"] = "batch"
-        if turn.timeout_seconds is not None:
-            headers["x-holdfast-timeout"] = str(turn.timeout_seconds)
+        headers = self._headers(request, request_id)
         front = simulation.front
         self.asked_at = began = self.world.now
         self.is_asking = True
         self.world.tell(f"{self.name} asks {turn.model_id} ({request.path}, request {request_id})")
-        exchange = Exchange(front, "POST", request.path, request.body, headers=headers)
-        simulation.checks.answers.began(request_id, turn, self._prompts(request))
+        exchange = Exchange(
+            front,
+            "POST",
+            request.path,
+            request.body,
+            headers=headers,
+            address=simulation.keys.address(turn.key),
+        )
+        simulation.checks.limits.began(request_id, turn, front)
+        simulation.checks.answers.began(request_id, turn, self._prompts(request), exchange)
         heard = Heard()
         try:
             try:
-                self._hear(exchange, turn, heard, leaves=leaves)
+                self._hear(exchange, turn, request_id, heard, leaves=leaves)
+                self._note_id(request_id, turn, heard)
             except Lost:
                 raise
             except Broken:
@@ -333,13 +456,17 @@ class Agent:
                 simulation.checks.answers.broke(request_id, turn, heard, exchange, leaves=leaves)
                 self._rejoin(turn, heard)
         except Broken as broken:
+            self._note_id(request_id, turn, heard)
             leaves = leaves or isinstance(broken, Lost)
             simulation.checks.answers.broke(request_id, turn, heard, exchange, leaves=leaves)
+            simulation.checks.limits.ended(request_id, None)
             return None
         except TimeoutError:
             simulation.violation("bounded time", f"request {request_id} never ends")
         heard.status = heard.status or exchange.status
         heard.front, heard.ended_at = front, self.world.now
+        heard.retry_after = exchange.headers.get("retry-after", "")
+        simulation.checks.limits.ended(request_id, heard)
         self.world.tell(
             f"{self.name} has {heard.status} {heard.error or heard.ends} of request {request_id}"
         )
@@ -355,9 +482,30 @@ class Agent:
             simulation.checks.answers.recovered(turn.model, 0 if heard.error else heard.status)
         return heard
 
-    def _hear(self, exchange: Exchange, turn: Turn, heard: Heard, *, leaves: bool) -> None:
+    def _headers(self, request: Request, request_id: str) -> dict[str, str]:
+        turn = request.turn
+        headers = {"x-request-id": request_id, **self._simulation.keys.headers(turn.key)}
+        if turn.idempotency == "common":
+            headers["idempotency-key"] = "common"
+        elif turn.idempotency or turn.reader == "retries":
+            headers["idempotency-key"] = request.marker
+        if turn.session:
+            headers["x-session-id"] = turn.session
+        if turn.is_batch:
+            headers["x-holdfast-priority"] = "batch"
+        if turn.timeout_seconds is not None:
+            headers["x-holdfast-timeout"] = str(turn.timeout_seconds)
+        return headers
+
+    def _note_id(self, request_id: str, turn: Turn, heard: Heard) -> None:
+        if turn.protocol in OLLAMA:
+            heard.request_id = self._simulation.checks.answers.answer_id(request_id)
+
+    def _hear(
+        self, exchange: Exchange, turn: Turn, request_id: str, heard: Heard, *, leaves: bool
+    ) -> None:
         """Read the answer. Raises Broken, and TimeoutError."""
-        pieces = self._read(exchange, turn, leaves=leaves)
+        pieces = self._read(exchange, turn, request_id, leaves=leaves)
         if turn.streams:
             _hear_stream(turn.protocol, pieces, heard, exchange)
             return
@@ -405,6 +553,8 @@ class Agent:
         simulation = self._simulation
         try:
             found = get(simulation, heard.request_id, key=turn.key, tenant=turn.tenant, **more)
+        except Refused:
+            raise Lost from None
         except Broken:
             return None
         if found.status == 200:
@@ -417,7 +567,9 @@ class Agent:
             )
         raise Lost
 
-    def _read(self, exchange: Exchange, turn: Turn, *, leaves: bool) -> Iterator[bytes]:
+    def _read(
+        self, exchange: Exchange, turn: Turn, request_id: str, *, leaves: bool
+    ) -> Iterator[bytes]:
         pieces = 0
         while True:
             if leaves and pieces >= turn.read_pieces:
@@ -426,6 +578,8 @@ class Agent:
             piece = exchange.read(seconds=PATIENCE_SECONDS)
             if piece is None:
                 return
+            if not pieces and exchange.status == 200:
+                self._simulation.checks.limits.answering(request_id)
             if turn.reader == "slow":
                 self.world.block(turn.wait_seconds / 10)
             pieces += 1
@@ -434,11 +588,15 @@ class Agent:
 
 def _hear_stream(protocol: str, pieces: Iterator[bytes], heard: Heard, exchange: Exchange) -> None:
     unread = b""
+    is_lines = protocol in OLLAMA
     for piece in pieces:
         heard.status = exchange.status
         unread += piece
-        *events, unread = unread.split(b"\n\n")
+        *events, unread = unread.split(b"\n" if is_lines else b"\n\n")
         for event in events:
+            if is_lines:
+                _hear_line(json.loads(event), heard)
+                continue
             for line in event.split(b"\n"):
                 if line == b"data: [DONE]":
                     heard.has_mark = True
@@ -447,6 +605,23 @@ def _hear_stream(protocol: str, pieces: Iterator[bytes], heard: Heard, exchange:
     heard.status = exchange.status
     if heard.status != 200 and unread:
         _hear_whole(protocol, json.loads(unread), heard)
+
+
+def _hear_line(line: dict[str, Any], heard: Heard) -> None:
+    """A line of a stream of Ollama's API, or a whole answer."""
+    if "error" in line:
+        heard.error, heard.message = "error", line["error"]
+        return
+    text = line["message"]["content"] if "message" in line else line["response"]
+    heard.add(0, text)
+    heard.logprobs.setdefault(0, []).extend(line.get("logprobs", ()))
+    heard.has_mark = line["done"]
+    if line["done"]:
+        heard.ends[0] = line["done_reason"] if not heard.ends else "it ends twice"
+        heard.prompt_tokens = line["prompt_eval_count"]
+        heard.cached_tokens = line["cached_tokens"]
+        heard.completion_tokens = line["eval_count"]
+        heard.context = line.get("context", [])
 
 
 def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
@@ -477,7 +652,7 @@ def _hear_event(protocol: str, event: dict[str, Any], heard: Heard) -> None:
         elif kind == "content_block_start" and event["content_block"]["type"] == "tool_use":
             heard.add_call(0, event["content_block"]["id"], event["content_block"]["name"])
         elif kind == "message_delta":
-            _hear_stop(event["delta"], heard)
+            _hear_stop(event, event["delta"], heard)
         heard.has_mark = kind == "message_stop"
     elif kind == "response.output_text.delta":
         heard.add(0, event["delta"])
@@ -512,8 +687,16 @@ def _hear_logprobs(choice: dict[str, Any], heard: Heard) -> None:
     heard.logprobs.setdefault(choice["index"], []).extend(found or ())
 
 
-def _hear_stop(ended: dict[str, Any], heard: Heard) -> None:
+def _hear_stop(event: dict[str, Any], ended: dict[str, Any], heard: Heard) -> None:
     """Note the end of an answer of the Messages API."""
+    usage = event["usage"]
+    heard.cached_tokens = usage["cache_read_input_tokens"]
+    heard.prompt_tokens = (
+        usage["input_tokens"]
+        + usage["cache_creation_input_tokens"]
+        + usage["cache_read_input_tokens"]
+    )
+    heard.completion_tokens = usage["output_tokens"]
     heard.ends[0] = "length" if ended["stop_reason"] in _LENGTHS else "stop"
     if ended["stop_reason"] == "tool_use":
         heard.ends[0] = "tool_calls"
@@ -530,16 +713,20 @@ def _hear_usage(usage: dict[str, Any] | None, heard: Heard) -> None:
 
 
 def _hear_response(response: dict[str, Any], heard: Heard, *, is_whole: bool) -> None:
-    if response["status"] == "failed":
+    if response["object"] == "response.compaction":
+        heard.compacted = response["output"]
+        heard.ends[0] = "stop"
+    elif response["status"] == "failed":
         heard.error = str(response["error"]["code"])
         heard.message = str(response["error"]["message"])
         return
-    heard.ends[0] = "length" if response["status"] == "incomplete" else "stop"
+    else:
+        heard.ends[0] = "length" if response["status"] == "incomplete" else "stop"
     usage = response["usage"]
     heard.prompt_tokens = usage["input_tokens"]
     heard.cached_tokens = usage["input_tokens_details"]["cached_tokens"]
     heard.completion_tokens = usage["output_tokens"]
-    if is_whole:
+    if is_whole and not heard.compacted:
         for item in response["output"]:
             for part in item.get("content") or ():
                 heard.add(0, part.get("text"))
@@ -550,6 +737,9 @@ def _hear_response(response: dict[str, Any], heard: Heard, *, is_whole: bool) ->
 
 
 def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
+    if protocol in OLLAMA:
+        _hear_line(answer, heard)
+        return
     _hear_id(answer, heard)
     if heard.status != 200:
         error = answer.get("error", {})
@@ -569,7 +759,7 @@ def _hear_whole(protocol: str, answer: dict[str, Any], heard: Heard) -> None:
             heard.add(0, part.get("text"))
             if part["type"] == "tool_use":
                 heard.add_call(0, part["id"], part["name"], json.dumps(part["input"]))
-        _hear_stop(answer, heard)
+        _hear_stop(answer, answer, heard)
     else:
         _hear_response(answer, heard, is_whole=True)
 

@@ -13,6 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.store.block import ReadFailed
 from holdfast.worker.drafting.draft_model import DraftModelFailed
 from tests.simulation.checks_answers import AnswerChecks
+from tests.simulation.checks_limits import LimitChecks
 from tests.simulation.checks_links import LinkChecks
 from tests.simulation.checks_refusals import RefusalChecks
 from tests.simulation.checks_store import StoreChecks
@@ -49,6 +50,7 @@ class Checks:
         self.excuses = Excuses(self)
         self.answers = AnswerChecks(self)
         self.refusals = RefusalChecks(self)
+        self.limits = LimitChecks(self)
         self.links = LinkChecks(self)
         self.workers = WorkerChecks(self)
         self.store = StoreChecks(self)

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tests.simulation.actions import Call, Turn
 from tests.simulation.agents import Expected, Heard, Request, expected, expected_calls
 from tests.simulation.checks_part import Part
-from tests.simulation.conversations import comparable, runs_in_background, stops_of
+from tests.simulation.conversations import (
+    OLLAMA,
+    choices_of,
+    comparable,
+    runs_in_background,
+    stops_of,
+)
 from tests.simulation.formats import is_of_format
-from tests.simulation.stored_responses import StoredResponse, may_be_lost, may_return
+from tests.simulation.stored_responses import Stored, may_be_lost, may_return
 from tests.simulation.tools import cut_call, has_grammar, has_tools, is_as_chosen, reads_calls
 
 if TYPE_CHECKING:
@@ -53,6 +59,7 @@ class AnswerChecks(Part):
         self.count = 0
         self.asked_choices = 0  # of all requests
         self._prompts: dict[str, set[str]] = {}  # by the request's id, which the agent chooses
+        self._exchanges: dict[str, Exchange] = {}  # by the request's id
         self.turns: dict[str, list[Turn]] = defaultdict(list)  # by the text of their prompt
         # the sessions that each caller has named
         self._session_names: dict[Caller, set[str]] = defaultdict(set)
@@ -60,13 +67,26 @@ class AnswerChecks(Part):
         self._shared: list[_Shared] = []
         self._recovered: dict[str, int] = {}  # the status of each model's last request
 
-    def began(self, request_id: str, turn: Turn, prompts: Iterable[str]) -> None:
+    def began(
+        self, request_id: str, turn: Turn, prompts: Iterable[str], exchange: Exchange
+    ) -> None:
         """An agent has sent a request. prompts: the model must read one of these texts."""
+        self._exchanges[request_id] = exchange
         self._prompts[request_id] = {comparable(each) for each in prompts}
         for each in self._prompts[request_id]:
             self.turns[each].append(turn)
         self.asked_choices += turn.choices
         self._session_names[self.caller(turn)].add(turn.session)
+
+    def answer_id(self, request_id: str) -> str:
+        """The id of the answer to a request, which Ollama's answers do not contain, as the server has
+        recorded it; "" if the request was refused.
+        """
+        record = self._exchanges[request_id].record
+        if record is not None and record.rejoined:
+            record = self._exchanges[record.rejoined].record
+        generation = record.generation if record is not None else None
+        return generation.request_id if generation is not None else ""
 
     def ended(
         self,
@@ -76,19 +96,18 @@ class AnswerChecks(Part):
         *,
         began: float,
         front: SimulatedFront,
-        before: StoredResponse | None,
+        before: Stored | None,
     ) -> None:
         """An agent's request has ended: with the right answer, or refused for a true reason. before:
-        the stored response that the request continues.
+        the stored response or conversation that the request continues.
         """
         self.count += 1
         self.checks.saw(front, f"answer {heard.status} {heard.error}")
-        if self.simulation.sender(turn.key) == "wrong":
-            if heard.status != 401:
-                self._violation(
-                    "tenants are apart", f"{request_id} with a wrong key: {heard.status}"
-                )
+        keys = self.simulation.keys
+        if heard.status == 401 and keys.may_fail(turn.key, since=began):
             return
+        if not keys.may_pass(turn.key, since=began):
+            self._violation("tenants are apart", f"{request_id} with a wrong key: {heard.status}")
         self._check_time(request_id, turn, heard, began=began)
         is_whole = heard.status == 200 and not heard.error
         if before is not None and self._is_refused_rightly(request_id, turn, before, heard):
@@ -111,7 +130,7 @@ class AnswerChecks(Part):
             return
         if turn.streams and not heard.has_mark:
             self._violation("ends exactly once", f"the stream of {request_id} lacks its last event")
-        choices = turn.choices if turn.protocol in ("chat", "completions") else 1
+        choices = choices_of(turn)
         if len(heard.ends) != choices:
             self._violation(
                 "ends exactly once", f"{request_id} has {len(heard.ends)} of {choices} ends"
@@ -156,15 +175,15 @@ class AnswerChecks(Part):
             self._violation("ends exactly once", f"{request_id} has the events {numbers} {kinds}")
 
     def _is_refused_rightly(
-        self, request_id: str, turn: Turn, before: StoredResponse, heard: Heard
+        self, request_id: str, turn: Turn, before: Stored, heard: Heard
     ) -> bool:
-        """Whether a request is rightly refused because its stored response is not available."""
+        """Whether a request is rightly refused because what it continues is not available."""
         is_foreign = self.caller(turn) != self.caller(before.turn)
         if heard.status == 200:
             if is_foreign or (before.is_deleted and not may_return(self.simulation, before)):
                 self._violation("tenants are apart", f"{request_id} continues {before.id}")
             return False
-        if heard.error == "previous_response_not_found":
+        if heard.error in ("previous_response_not_found", "conversation_not_found"):
             return is_foreign or may_be_lost(self.simulation, before)
         return False
 
@@ -207,7 +226,7 @@ class AnswerChecks(Part):
         self._shared.append(own)
 
     def caller(self, turn: Turn | Call) -> Caller:
-        return self.simulation.sender(turn.key), turn.tenant
+        return self.simulation.keys.sender(turn.key), turn.tenant
 
     def broke(
         self, request_id: str, turn: Turn, heard: Heard, exchange: Exchange, *, leaves: bool
@@ -244,6 +263,8 @@ class AnswerChecks(Part):
                 self._check_calls(request_id, turn, choice, heard, answer, is_whole=is_whole)
                 continue
             answer = right[choice] = expected(asked.right(), stops_of(turn))
+            if heard.compacted:  # it is encrypted; the next prompt shows whether it is right
+                continue
             if is_whole and (text, heard.ends.get(choice)) != (answer.text, answer.end):
                 self._violation(
                     "the oracle's tokens",
@@ -258,7 +279,7 @@ class AnswerChecks(Part):
                 )
             if is_whole:
                 self._check_stop(request_id, heard, answer)
-            if is_whole and turn.logprobs and turn.protocol == "chat":
+            if is_whole and turn.logprobs and turn.protocol in ("chat", *OLLAMA):
                 logprobs = heard.logprobs.get(choice, [])
                 self._check_logprobs(request_id, turn, logprobs, answer.text)
             ends = is_whole and answer.end == "stop" and not answer.stop
@@ -361,20 +382,20 @@ class AnswerChecks(Part):
         if named is not None:
             self._session_names[self.caller(call)].add(named)
 
-    def called(self, call: Call, status: int, answer: Any) -> None:
+    def called(self, call: Call, status: int, answer: Any, *, began: float) -> None:
         """An API call was answered."""
         if status >= 500 and status != 503:
             self._violation("no 500", f"{call.method} {call.path}: {answer}")
         if call.path.endswith("/unload"):
             self.checks.excuses.add("model is unloaded", model=call.path.split("/")[3])
         if status < 300:
-            self._check_allowed(call, answer)
+            self._check_allowed(call, answer, began=began)
 
-    def _check_allowed(self, call: Call, answer: Any) -> None:
+    def _check_allowed(self, call: Call, answer: Any, *, began: float) -> None:
         """An API call succeeded, so its caller must be allowed to make it."""
         said = f"{call.method} {call.path} of {self.caller(call)}: {answer}"
-        sender, path = self.simulation.sender(call.key), call.path.partition("?")[0]
-        if sender == "wrong" and path != "/health":
+        sender, path = self.simulation.keys.sender(call.key), call.path.partition("?")[0]
+        if path != "/health" and not self.simulation.keys.may_pass(call.key, since=began):
             self._violation("tenants are apart", f"the key is wrong, but {said}")
         is_admin = sender in ("", "server", "ops")
         if path.startswith("/admin") and path not in OF_ANY_KEY and not is_admin:

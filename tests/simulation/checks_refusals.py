@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.front.fleet.slot import State
 from tests.simulation.actions import Turn
-from tests.simulation.agents import Heard
+from tests.simulation.agents import Heard, expected
 from tests.simulation.checks_part import Part
 from tests.simulation.device import tokenizer
 from tests.simulation.excuses import LONGEST_SILENCE
@@ -40,6 +40,7 @@ class _Refusal:
     said: all that its client heard, for messages.
     """
 
+    request_id: str
     turn: Turn
     heard: Heard
     prompts: Set[str]
@@ -66,7 +67,7 @@ class RefusalChecks(Part):
     ) -> None:
         """A request was refused or failed: for a reason that is true."""
         said = f"{request_id} got {heard.status} {heard.error}: {heard.message}"
-        refusal = _Refusal(turn, heard, prompts, began, front, said)
+        refusal = _Refusal(request_id, turn, heard, prompts, began, front, said)
         if "internal" in heard.error or (heard.status == 500 and "unexpected" in heard.message):
             self._violation("no 500", said)
         wrong = self._contradicts_time(refusal) or self._contradiction(refusal)
@@ -107,8 +108,12 @@ class RefusalChecks(Part):
             return "" if self.checks.excuses.disk_has_failed() else "the disk is good"
         if refusal.mentions("killed the worker process", "ran alone"):
             return self._contradicts_deaths(refusal)
-        if refusal.heard.status == 429:
-            return "no limit is set"
+        if refusal.heard.status == 429 or refusal.mentions("exceed the limit of"):
+            return self.checks.limits.contradiction(refusal.request_id, refusal.heard)
+        if refusal.mentions("empty_summary"):
+            return self._contradicts_empty_summary(refusal)
+        if refusal.mentions("invalid_compaction"):
+            return self._contradicts_lost_seal(refusal)
         if refusal.mentions("context", "too long"):
             return self._contradicts_length(refusal)
         if refusal.mentions("is still loading", "is still restarting"):
@@ -190,6 +195,22 @@ class RefusalChecks(Part):
         asked = self.checks.links.asked.values()
         return [each for each in asked if each.prompt in refusal.prompts]
 
+    def _contradicts_empty_summary(self, refusal: _Refusal) -> str:
+        """The model wrote no summary."""
+        texts = [expected(each.right()).text for each in self._same(refusal)]
+        return "" if any(not text.strip() for text in texts) else f"it wrote {texts}"
+
+    def _contradicts_lost_seal(self, refusal: _Refusal) -> str:
+        """The summary was made for another caller, or the server has lost its key in a restart."""
+        answers = self.checks.answers
+        same = [turn for prompt in refusal.prompts for turn in answers.turns[prompt]]
+        if len({answers.caller(turn) for turn in same}) > 1:
+            return ""
+        keeps_key = self.simulation.options["has_store"]
+        if keeps_key and not self.checks.excuses.disk_has_failed():
+            return "the key of summaries is in the store"
+        return "" if len(self.simulation.fronts) > 1 else "the server has not been restarted"
+
     def _contradicts_length(self, refusal: _Refusal) -> str:
         options = self.simulation.options
         room = min(8192, options["kv_tokens"])
@@ -201,7 +222,9 @@ class RefusalChecks(Part):
         return "the prompt is short" if is_alone and tokens < room // share else ""
 
     def _contradicts_loading(self, refusal: _Refusal) -> str | None:
-        """A worker is still not there."""
+        """A worker is still not there. It cannot start while the disk is full."""
+        if self.checks.excuses.disk_was_full(refusal.began):
+            return ""
         for worker in self.simulation.machine.workers.values():
             seconds = self.world.now - worker.ready_at
             if worker.name == refusal.turn.model and seconds > LONGEST_SILENCE:

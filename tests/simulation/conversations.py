@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -34,6 +35,7 @@ _ANSWERS = "<|im_start|>assistant\n"
 _NO_THOUGHT = "<think>\n\n</think>\n\n"
 _UNREADABLE = "[image left out: it cannot be read]"
 _TEXT_ONLY = "[image/png left out: this model takes text only]"
+OLLAMA = ("ollama", "generate")  # the protocols of Ollama's API
 PREFILL = "Well"  # the beginning of an answer that a request prefills
 # system prompts that agents share, by name
 SYSTEMS: Mapping[str, str] = {
@@ -43,12 +45,25 @@ SYSTEMS: Mapping[str, str] = {
 }
 
 
-def body(
-    turn: Turn, messages: Sequence[Message], *, previous: str = ""
-) -> tuple[str, dict[str, Any]]:
-    """The path and the body of a request that continues a conversation. previous: the id of the
-    response that it continues.
+@dataclass(frozen=True, kw_only=True)
+class Continues:
+    """What a request continues. response, conversation: their ids. context: of an answer of
+    /api/generate. items: of a compacted conversation.
     """
+
+    response: str = ""
+    conversation: str = ""
+    context: Sequence[int] = ()
+    items: Sequence[Mapping[str, Any]] = ()
+
+
+def body(
+    turn: Turn, messages: Sequence[Message], *, continues: Continues | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The path and the body of a request. messages: those that the server does not have."""
+    continues = continues or Continues()
+    if turn.protocol in OLLAMA:
+        return _ollama_body(turn, messages, continues.context)
     common: dict[str, Any] = {
         "model": turn.model_id,
         "stream": turn.streams,
@@ -68,7 +83,7 @@ def body(
             return "/v1/chat/completions", {
                 **common,
                 **_chat_fields(turn),
-                "messages": _sent(turn, _with_system(turn, messages)),
+                "messages": sent(turn, _with_system(turn, messages)),
                 "max_completion_tokens": turn.max_tokens,
                 "n": turn.choices,
             }
@@ -85,19 +100,48 @@ def body(
                 **common,
                 **({"stop_sequences": list(stops_of(turn))} if stops_of(turn) else {}),
                 **({"system": SYSTEMS[turn.system]} if turn.system else {}),
-                "messages": _sent(turn, messages),
+                "messages": sent(turn, messages),
                 "max_tokens": turn.max_tokens,
             }
         case "responses":
             return "/v1/responses", {
                 **common,
                 **({"instructions": SYSTEMS[turn.system]} if turn.system else {}),
-                "input": _sent(turn, messages),
-                **({"previous_response_id": previous} if previous else {}),
+                "input": [*continues.items, *sent(turn, messages)],
+                **({"previous_response_id": continues.response} if continues.response else {}),
+                **({"conversation": continues.conversation} if continues.conversation else {}),
                 **({"background": True} if runs_in_background(turn) else {}),
                 "max_output_tokens": turn.max_tokens,
                 "store": turn.stores,
             }
+    raise AssertionError(turn.protocol)
+
+
+def _ollama_body(
+    turn: Turn, messages: Sequence[Message], context: Sequence[int]
+) -> tuple[str, dict[str, Any]]:
+    options: dict[str, Any] = {
+        "num_predict": turn.max_tokens,
+        "temperature": 0.7 if turn.seed is not None else 0.0,
+        "seed": turn.seed,
+        "stop": list(turn.stop) or None,
+    }
+    common = {
+        "model": turn.model_id,
+        "stream": turn.streams,
+        "kv_bits": turn.kv_bits or None,
+        "cache_salt": turn.tenant or None,
+        "logprobs": turn.logprobs,
+        "options": options,
+    }
+    if turn.protocol == "ollama":
+        return "/api/chat", {**common, "messages": sent(turn, _with_system(turn, messages))}
+    return "/api/generate", {
+        **common,
+        "system": SYSTEMS[turn.system] if turn.system else None,
+        "prompt": messages[-1]["content"],
+        "context": list(context) or None,
+    }
 
 
 def _chat_fields(turn: Turn) -> dict[str, Any]:
@@ -116,6 +160,11 @@ def stops_of(turn: Turn) -> tuple[str, ...]:
     return () if turn.protocol == "responses" else turn.stop
 
 
+def choices_of(turn: Turn) -> int:
+    """How many answers the request asks for."""
+    return turn.choices if turn.protocol in ("chat", "completions") else 1
+
+
 def is_stored(turn: Turn) -> bool:
     """Whether the answer becomes a stored response."""
     return turn.stores and turn.protocol == "responses"
@@ -128,7 +177,7 @@ def runs_in_background(turn: Turn) -> bool:
 
 def begins_answer(turn: Turn) -> bool:
     """Whether the last message of the request begins the answer."""
-    return turn.prefills and turn.protocol in ("chat", "messages")
+    return turn.prefills and turn.protocol in ("chat", "messages", "ollama")
 
 
 def _with_system(turn: Turn, messages: Sequence[Message]) -> list[Message]:
@@ -136,18 +185,23 @@ def _with_system(turn: Turn, messages: Sequence[Message]) -> list[Message]:
     return [*system, *messages]
 
 
-def _sent(turn: Turn, messages: Sequence[Message]) -> list[dict[str, Any]]:
+def sent(turn: Turn, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The messages in JSON."""
-    sent = [{**each, "content": _parts(turn, each)} for each in [*messages, *_begun(turn)]]
+    messages_sent = [{**each, "content": _parts(turn, each)} for each in [*messages, *_begun(turn)]]
     if turn.protocol == "messages":
-        return messages_of_anthropic(sent)
+        return messages_of_anthropic(messages_sent)
     if turn.protocol == "responses":
-        return [item for each in sent for item in items_of(each)]
-    return [chat_message(each) for each in sent]
+        return [item for each in messages_sent for item in items_of(each)]
+    return [chat_message(each) for each in messages_sent]
 
 
 def _begun(turn: Turn) -> list[Message]:
     return [{"role": "assistant", "content": PREFILL}] if begins_answer(turn) else []
+
+
+def has_parts(turn: Turn) -> bool:
+    """Whether messages are sent in parts."""
+    return turn.parts and turn.protocol not in ("completions", *OLLAMA)
 
 
 def _pieces(turn: Turn, message: Message) -> list[str]:
@@ -155,7 +209,7 @@ def _pieces(turn: Turn, message: Message) -> list[str]:
     between them.
     """
     text = message["content"]
-    if turn.parts and not MARK.search(text):
+    if has_parts(turn) and not MARK.search(text):
         half = len(text) // 2
         return [text[:half], text[half:]]
     return [piece for piece in _SPLIT.split(text) if piece]
@@ -163,8 +217,11 @@ def _pieces(turn: Turn, message: Message) -> list[str]:
 
 def _parts(turn: Turn, message: Message) -> str | list[dict[str, Any]]:
     """The content of a message in JSON."""
+    is_answer = message["role"] == "assistant"
+    if is_answer and turn.protocol == "messages" and has_parts(turn) and not message["content"]:
+        return []  # as the Messages API sends an empty answer
     pieces = _pieces(turn, message)
-    if message["role"] != "user" or not (turn.parts or has_images(message)):
+    if message["role"] != "user" or not (has_parts(turn) or has_images(message)):
         return message["content"]
     kind = "input_text" if turn.protocol == "responses" else "text"
     return [
@@ -186,6 +243,22 @@ def _image_part(turn: Turn, name: str) -> dict[str, Any]:
             return {"type": "input_image", "image_url": url}
         case _:
             return {"type": "image_url", "image_url": {"url": url}}
+
+
+def is_plain(messages: Sequence[Message]) -> bool:
+    """Whether no message has images, calls or the result of a call."""
+    return not any(
+        each["role"] == "tool" or each.get("calls") or has_images(each) for each in messages
+    )
+
+
+def simplified(turn: Turn, messages: Sequence[Message]) -> Turn:
+    """The turn without features that are not simulated together. messages: before it."""
+    if turn.protocol in OLLAMA:
+        return replace(turn, tools=False, format="", images=())
+    if turn.tools or turn.images or not is_plain(messages):
+        return replace(turn, converses=False, compacts=False)
+    return turn
 
 
 def has_images(message: Message) -> bool:

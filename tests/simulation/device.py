@@ -52,6 +52,7 @@ VOCAB_SIZE = 1536  # of the bundled tokenizer
 END_TOKEN = 2  # <|im_end|>
 _END_TOKENS = [2, 0]  # also <|endoftext|>
 ONE_IN = 60  # one in 60 tokens ends the answer
+TERSE_ONE_IN = 3  # the same, of a terse model
 ONE_WIDE_IN = 6  # one in 6 groups of four tokens begins with a multi-byte character
 PEAK = 1e6  # the logit of the token that is chosen without a grammar
 _STEP = 50.0  # at least, between two other logits: no random number makes up for it
@@ -105,6 +106,7 @@ class Weights:
     name: str = ""
     second: SecondLayer = "none"
     repeats: bool = False
+    is_terse: bool = False  # most answers are short, and many are empty
     adapters: tuple[tuple[str, int], ...] = ()
 
     def with_adapter(self, adapter: str) -> Weights:
@@ -188,9 +190,10 @@ def next_token(sums: np.ndarray[Any, Any], position: int, last: int, weights: We
     digest = hashlib.blake2b(exact + f"{position} {weights.name}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little")
     plain = plain_tokens()
-    if number % ONE_IN == 0:
+    one_in = TERSE_ONE_IN if weights.is_terse else ONE_IN
+    if number % one_in == 0:
         return END_TOKEN
-    number //= ONE_IN
+    number //= one_in
     if not weights.repeats:
         wide = _wide_token(position, weights)
         return plain[number % len(plain)] if wide is None else wide

@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.types import Message
 
+from holdfast.front.telemetry.request_log import RECORD, RequestRecord
 from tests.simulation.front import SimulatedFront
 from tests.simulation.world import Task, World
 
@@ -53,7 +54,7 @@ class Exchange:
             body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         )
         sent = {"host": "127.0.0.1:8321", "content-type": "application/json", **(headers or {})}
-        self._scope = {
+        self._scope: dict[str, Any] = {
             "type": "http",
             "method": method,
             "path": path,
@@ -73,6 +74,11 @@ class Exchange:
             return
         front.process.ends.append(self._break)
         self.world.after(self._latency(), self._begin)
+
+    @property
+    def record(self) -> RequestRecord | None:
+        """The server's record of the request; None before the server has got it."""
+        return self._scope.get(RECORD)
 
     # -- the client's side, called from the client's task
 
@@ -142,7 +148,8 @@ class Exchange:
             return {"type": "http.disconnect"}
 
         try:
-            await app({**self._scope, "app": app}, receive, self._send)
+            self._scope["app"] = app
+            await app(self._scope, receive, self._send)
         finally:
             if not self._has_sent_all:
                 self._deliver(b"", is_last=False, breaks=True)

@@ -138,6 +138,48 @@ FAULTS: Sequence[Fault] = (
          "        self._pieces.append(event.text)\n        if not event.text:\n",
          "        self._pieces.append(event.text)\n        if event.text in ('', '}'):\n"),
     ),
+    # -- Ollama's API, conversations, limits and keys
+    _fault(
+        "the last piece of an Ollama answer is lost",
+        ("front/ollama/answer.py",
+         'text="".join([line.get("text", "") for line in lines]),',
+         'text="".join([line.get("text", "") for line in lines[:-1]]),'),
+    ),
+    _fault(
+        "an answer that fails counts as running for ever",
+        ("front/server/access.py",
+         "        try:\n            yield\n        finally:\n            self._average_seconds",
+         "        yield\n        if True:\n            self._average_seconds"),
+    ),
+    _fault(
+        "a limit lets one answer too many run",
+        ("front/server/access.py", "        if running + answers > cap:\n", "        if running > cap:\n"),
+    ),
+    _fault(
+        "a conversation's tenant is not checked",
+        ("front/records/responses.py",
+         "FROM records WHERE tenant = ? AND id = ? AND kind = ?",
+         "FROM records WHERE (tenant = ? OR kind = 'conversation') AND id = ? AND kind = ?"),
+    ),
+    _fault(
+        "a conversation loses the input of its responses",
+        ("front/responses/stored.py",
+         "ResponseFile.append, key, [*self._items, *output])",
+         "ResponseFile.append, key, [*output])"),
+    ),
+    _fault(
+        "a removed key stays valid",
+        ("front/server/access.py",
+         "self._path, self._by_hash = path, {key.sha256: key for key in keys}",
+         "self._path = path\n        self._by_hash |= {key.sha256: key for key in keys}"),
+    ),
+    _fault(
+        "a damaged key file removes all keys",
+        ("front/server/access.py",
+         "        except ConfigError as error:\n            raise ConfigError(f\"{error}; the API keys",
+         "        except ConfigError as error:\n            self._by_hash = {}\n"
+         "            raise ConfigError(f\"{error}; the API keys"),
+    ),
     # -- models, places and workers
     _fault(
         "a lease is never given back",

@@ -20,6 +20,7 @@ from tests.simulation.actions import (
     Action,
     Branch,
     Call,
+    KeyChange,
     Scenario,
     Trouble,
     Turn,
@@ -115,7 +116,9 @@ def _moved(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario
 def _altered(dice: random.Random, scenario: Scenario, other: Scenario) -> Scenario:
     """Set a field of an action to its value in a newly generated action."""
     places = [
-        place for place, action in enumerate(scenario.actions) if isinstance(action, Turn | Trouble)
+        place
+        for place, action in enumerate(scenario.actions)
+        if isinstance(action, Turn | Trouble | KeyChange)
     ]
     if not places:
         return scenario
@@ -362,7 +365,7 @@ def _simpler_actions(action: Action) -> Iterator[Action]:
         for name in ("tokens", "max_tokens"):
             if name in different and getattr(action, name) // 2 > different[name]:
                 yield replace(action, **{name: getattr(action, name) // 2})
-    elif action.number > 1:
+    elif isinstance(action, Trouble) and action.number > 1:
         yield replace(action, number=action.number // 2)
 
 

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from holdfast.config import (
     ImagesSettings,
+    LimitsSettings,
     LogSettings,
     ResidencySettings,
     SchedulerSettings,
@@ -26,16 +25,25 @@ from holdfast.config import (
     Settings,
     StoreSettings,
 )
-from holdfast.front.server.access import KeyFile, named_key
 from holdfast.machine.device_memory import DeviceMemory
 from tests.simulation import faults
-from tests.simulation.actions import DISK_OPERATIONS, Action, Branch, Call, Scenario, Trouble, Turn
+from tests.simulation.actions import (
+    DISK_OPERATIONS,
+    Action,
+    Branch,
+    Call,
+    KeyChange,
+    Scenario,
+    Trouble,
+    Turn,
+)
 from tests.simulation.agents import Agent, drop_question
 from tests.simulation.checks import Checks, Violation
 from tests.simulation.conversations import Message
 from tests.simulation.device import Costs, Deadly
 from tests.simulation.disk import SimulatedDisk
 from tests.simulation.front import SimulatedFront, begin_front, entry
+from tests.simulation.keys import SERVER_KEY, Keys
 from tests.simulation.network import Broken, ask
 from tests.simulation.outcomes import BEGAN
 from tests.simulation.worker import Machine
@@ -45,8 +53,6 @@ TOKEN_BYTES = 256  # of keys and values, unquantized
 RESTART_SECONDS = 2.0  # until the service manager restarts a dead server
 STARTING_SECONDS = 60.0  # the longest wait for a server before the first action
 SETTLING_SECONDS = 9000.0  # after the last action
-KEY = "a-key-of-the-simulation"
-SECRETS = {name: f"sk-holdfast-{name}" for name in ("alice", "bob", "ops")}  # of named keys
 
 
 @dataclass
@@ -75,6 +81,7 @@ class Simulation:
             costs=Costs(step_seconds=self.options["step_seconds"]),
             second=self.options["second_layer"],
             repeats=self.options["repeats"],
+            is_terse=self.options["is_terse"],
             has_draft_model=self.options["has_draft_model"],
             sees_images="" if self.options["adapters"] else self.options["sees_images"],
             adapters=tuple(self.options["adapters"]),
@@ -83,9 +90,7 @@ class Simulation:
         )
         if failing := self.options.get("failing"):  # of a sweep
             self._plan(*failing)
-        self.keys_file = folder.with_suffix(".keys")  # not on the simulated disk
-        if self.options["keys"]:
-            self._write_keys()
+        self.keys = Keys(self, folder.with_suffix(".keys"))
         self.checks = Checks(self)
         self.agents: dict[str, Agent] = {}
         self.fronts: list[SimulatedFront] = []
@@ -98,34 +103,6 @@ class Simulation:
         world.on_fault = self.checks.excuses.fault
         world.on_delete = self.checks.store.deleted
         world.on_error = self.checks.swallowed
-
-    # -- API keys
-
-    def _write_keys(self) -> None:
-        keys = tuple(
-            named_key(
-                name, secret, is_admin=name == "ops", priority="interactive", max_requests=None
-            )
-            for name, secret in SECRETS.items()
-        )
-        self.keys_file.write_bytes(msgspec.json.encode(KeyFile(keys=keys)))
-        self.keys_file.chmod(0o600)
-
-    def sender(self, key: str) -> str:
-        """The identity that the server derives from a client's key: the name of a known key, "server"
-        for the server's own key, "wrong", or "" if the server has no keys.
-        """
-        if not (self.options["keys"] or self.options["has_key"]):
-            return ""
-        if key == "wrong" or (key and self.options["keys"]):
-            return key
-        return "ops" if self.options["keys"] else "server"
-
-    def key_headers(self, key: str) -> dict[str, str]:
-        """The headers with a client's API key."""
-        sender = self.sender(key)
-        secret = {"server": KEY, "wrong": "a-wrong-key"}.get(sender) or SECRETS.get(sender)
-        return {"authorization": f"Bearer {secret}"} if secret else {}
 
     # -- the server
 
@@ -145,6 +122,7 @@ class Simulation:
         ]
         self.front = begin_front(self.world, self.machine, self._settings(), models)
         self.fronts.append(self.front)
+        self.front.process.ends.append(self.keys.replace)
         self.front.process.ends.append(
             lambda: (
                 None if self.is_stopping else self.world.after(RESTART_SECONDS, self.begin_front)
@@ -158,9 +136,9 @@ class Simulation:
         return Settings(
             server=ServerSettings(
                 port=0,
-                api_key=KEY if options["has_key"] else "",
+                api_key=SERVER_KEY if options["has_key"] else "",
                 reconnect_seconds=options["reconnect_seconds"],
-                keys_file=str(self.keys_file) if options["keys"] else "off",
+                keys_file=str(self.keys.path) if options["keys"] else "off",
             ),
             scheduler=SchedulerSettings(
                 max_running=options["max_running"],
@@ -182,6 +160,10 @@ class Simulation:
             images=ImagesSettings()
             if options["image_bytes"] is None
             else ImagesSettings(disk_bytes=options["image_bytes"]),
+            limits=LimitsSettings(
+                max_requests_per_key=options["key_requests"],
+                max_requests_per_address=options["address_requests"],
+            ),
             log=LogSettings(level="warning"),
         )
 
@@ -205,11 +187,12 @@ class Simulation:
             self._wait(5.0)
         self._wait(max(0.0, self.checks.excuses.recovered_at - self.world.now))
         for model in self.options["models"]:  # all models must work again
-            self.agent(f"last {model}").give(Turn(at=0.0, agent=f"last {model}", model=model))
-        while any(agent.is_busy for agent in self.agents.values()):
-            if self.world.now > deadline + SETTLING_SECONDS:
-                self.violation("it recovers", f"these never end: {self._busy()}")
-            self._wait(5.0)
+            last = self.agent(f"last {model}")
+            last.give(Turn(at=0.0, agent=last.name, model=model))
+            while last.is_busy:
+                if self.world.now > deadline + SETTLING_SECONDS:
+                    self.violation("it recovers", f"{last.name} never ends")
+                self._wait(5.0)
         self.checks.answers.check_recovery()
         self._wait(120.0)  # until unfetched answers expire and delayed writes are done
         self.checks.at_rest()
@@ -247,20 +230,22 @@ class Simulation:
                     agent.messages[:] = _whole_turns(source[: action.keep])
             case Call():
                 self.world.outside.spawn(lambda: self._call(action), "call")
+            case KeyChange():
+                self.keys.change(action)
             case Trouble():
                 self.world.tell(f"trouble: {action.kind}")
                 faults.cause(self, action)
 
     def _call(self, call: Call) -> None:
-        front = self.front
+        front, began = self.front, self.world.now
         self.checks.answers.calls(call)
         try:
-            headers = self.key_headers(call.key)
+            headers = self.keys.headers(call.key)
             status, answer = ask(front, call.method, call.path, call.body, headers=headers)
         except (Broken, TimeoutError):
             return
         self.world.tell(f"{call.method} {call.path}: {status}")
-        self.checks.answers.called(call, status, answer)
+        self.checks.answers.called(call, status, answer, began=began)
 
     # -- faults
 

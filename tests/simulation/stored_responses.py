@@ -21,23 +21,34 @@ class Lost(Broken):
     """A background response was cancelled or lost."""
 
 
-@dataclass
-class StoredResponse:
-    """A response that its agent has received to the end. messages: the agent's conversation, with
-    the answer. read: the same, as the model has read it. events: all events, if the agent has
-    received them.
+class Refused(Broken):
+    """The API key of a request is not valid any more."""
+
+
+@dataclass(kw_only=True)
+class Stored:
+    """A stored response or conversation. turn: the latest one of its agent. messages: the agent's
+    conversation, with the answer. read: the same, as the model has read it.
     """
 
     id: str
     turn: Turn
     messages: list[Message]
     read: list[Message]
-    text: str
-    status: str
-    events: list[dict[str, Any]]
     ended_at: float
     front: SimulatedFront
     is_deleted: bool = False
+
+
+@dataclass(kw_only=True)
+class StoredResponse(Stored):
+    """A response that its agent has received to the end. events: all events, if the agent has
+    received them.
+    """
+
+    text: str
+    status: str
+    events: list[dict[str, Any]]
 
 
 @dataclass
@@ -65,15 +76,24 @@ def get(
     method: str = "GET",
     action: str = "",
     query: str = "",
+    resource: str = "responses",
+    body: Mapping[str, Any] | None = None,
 ) -> Found:
-    """Make a request about a stored response. Raises Broken."""
+    """Make a request about a stored response or conversation. Raises Broken, and Refused."""
+    began = simulation.world.now
     salt = f"cache_salt={tenant}" if tenant else ""
-    path = f"/v1/responses/{response_id}{action}?{'&'.join(filter(None, (query, salt)))}"
+    whose = f"/{response_id}" if response_id else ""
+    path = f"/v1/{resource}{whose}{action}?{'&'.join(filter(None, (query, salt)))}"
     exchange = Exchange(
-        simulation.front, method, path.rstrip("?"), headers=simulation.key_headers(key)
+        simulation.front, method, path.rstrip("?"), body, headers=simulation.keys.headers(key)
     )
     content = exchange.whole(seconds=600.0)
     simulation.world.tell(f"{method} {path}: {exchange.status}")
+    if key != "wrong" and simulation.keys.may_fail(key, since=began):
+        if exchange.status == 401:
+            raise Refused
+        if not simulation.keys.may_pass(key, since=began):
+            simulation.violation("tenants are apart", f"{path} with a removed key: {content!r}")
     return Found(exchange.status, content)
 
 
@@ -118,15 +138,20 @@ def _read(simulation: Simulation, stored: StoredResponse) -> None:
     if listed is not None:
         items = listed.json["data"]
         sees_images = bool(simulation.machine.sees_images)
-        texts = [_text_of_item(item, sees_images=sees_images) for item in items]
+        texts = [text_of_item(item, sees_images=sees_images) for item in items]
         read = [item for each in stored.read[:-1] for item in items_of(each)]
-        right = [_text_of_item(item, sees_images=sees_images) for item in read][-len(texts) :]
-        if texts != right or not texts:
+        right = [text_of_item(item, sees_images=sees_images) for item in read][-len(texts) :]
+        shown = [each for each, text in zip(right, texts, strict=False) if text is not None]
+        if [text for text in texts if text is not None] != shown or not texts:
             simulation.violation("stored responses stay", f"{stored.id} has the input {texts}")
 
 
-def _text_of_item(item: Mapping[str, Any], *, sees_images: bool) -> str:
-    """The text of an item as the model reads it; of a call, its name and arguments."""
+def text_of_item(item: Mapping[str, Any], *, sees_images: bool) -> str | None:
+    """The text of an item as the model reads it; of a call, its name and arguments; None for a summary,
+    which is encrypted.
+    """
+    if item.get("type") == "compaction":
+        return None
     content = item.get("content", item.get("output"))
     if content is None:
         return _text_of_call(item)
@@ -193,8 +218,8 @@ def _try_as_others(simulation: Simulation, stored: StoredResponse) -> None:
     others = [(key, "foreign")]
     others += [(each, tenant) for each in ("", "alice", "bob", "wrong")]
     for other in others:
-        sender = simulation.sender(other[0])
-        if (sender, other[1]) == (simulation.sender(key), tenant):
+        sender = simulation.keys.sender(other[0])
+        if (sender, other[1]) == (simulation.keys.sender(key), tenant):
             continue
         for method, action in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
             found = get(
@@ -234,8 +259,8 @@ def is_lost(simulation: Simulation, stored: StoredResponse) -> bool:
     return found.status != 200 or found.json["status"] != stored.status
 
 
-def may_be_lost(simulation: Simulation, stored: StoredResponse) -> bool:
-    """Whether a stored response may be gone, failed or unreachable."""
+def may_be_lost(simulation: Simulation, stored: Stored) -> bool:
+    """Whether a stored response or conversation may be gone, failed or unreachable."""
     excuses = simulation.checks.excuses
     if stored.is_deleted or "failing" in simulation.options or excuses.disk_has_failed():
         return True
@@ -245,6 +270,6 @@ def may_be_lost(simulation: Simulation, stored: StoredResponse) -> bool:
     return not simulation.front.is_running or excuses.server_died_near(stored.ended_at)
 
 
-def may_return(simulation: Simulation, stored: StoredResponse) -> bool:
-    """Whether a deleted response may reappear: a power cut may undo the deletion."""
+def may_return(simulation: Simulation, stored: Stored) -> bool:
+    """Whether a deleted response or conversation may reappear: a power cut may undo the deletion."""
     return simulation.checks.excuses.disk_has_failed()

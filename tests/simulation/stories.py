@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any
 
-from tests.simulation.actions import DEFAULT_OPTIONS, Action, Branch, Call, Scenario, Trouble, Turn
+from tests.simulation.actions import (
+    DEFAULT_OPTIONS,
+    Action,
+    Branch,
+    Call,
+    KeyChange,
+    Scenario,
+    Trouble,
+    Turn,
+)
 from tests.simulation.outcomes import BEGAN, Failure, Result
 
 MOST_LINES = 60
@@ -74,6 +83,8 @@ def _asked(scenario: Scenario) -> Iterator[tuple[float, str]]:
                 yield action.at, f"somebody calls {action.method} {action.path}"
             case Trouble():
                 yield action.at, f"trouble: {action.kind} ({_words(action)})"
+            case KeyChange():
+                yield action.at, f"the key file changes: {action.kind} ({_words(action)})"
 
 
 def _happened(result: Result) -> Iterator[tuple[float, str]]:
@@ -82,7 +93,7 @@ def _happened(result: Result) -> Iterator[tuple[float, str]]:
             yield at - BEGAN, text
 
 
-def _words(action: Turn | Trouble) -> str:
+def _words(action: Turn | Trouble | KeyChange) -> str:
     given = {
         name: value for name, value in _given(action).items() if name not in ("at", "agent", "kind")
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.simulation.actions import Branch, Call, Scenario, Trouble, Turn
+from tests.simulation.actions import Branch, Call, KeyChange, Scenario, Trouble, Turn
 from tests.simulation.outcomes import Task
 from tests.simulation.pool import Worlds
 from tests.simulation.stories import story
@@ -114,6 +114,38 @@ def test_callers_share_neither_answers_nor_stored_responses(worlds: Worlds) -> N
                 ),
                 Turn(at=21.0, agent="a0", key="alice", looks="delete"),
                 Turn(at=22.0, agent="a0", key="wrong"),
+            ),
+            options={"keys": True},
+        ),
+    )
+
+
+def test_a_background_response_beyond_a_limit_is_refused_while_its_model_loads(
+    worlds: Worlds,
+) -> None:
+    check(
+        worlds,
+        Scenario(
+            order=3010,
+            actions=(
+                Turn(at=0.203, agent="a3", protocol="responses"),
+                Turn(at=0.204, agent="a0", protocol="responses", stores=True, background=True),
+            ),
+            options={"address_requests": 1, "idle_seconds": 30.0},
+        ),
+    )
+
+
+def test_a_new_limit_counts_the_answers_that_began_before_it(worlds: Worlds) -> None:
+    check(
+        worlds,
+        Scenario(
+            order=1,
+            actions=(
+                Turn(at=0.0, agent="a0", max_tokens=300, key="alice"),
+                Turn(at=0.01, agent="a1", max_tokens=300, key="alice"),
+                KeyChange(at=0.05, kind="limit", limit=1),
+                Turn(at=0.1, agent="a2", key="alice"),
             ),
             options={"keys": True},
         ),

@@ -5,7 +5,15 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from tests.simulation.actions import Branch, Call, Scenario, Trouble, Turn, scenario_of
+from tests.simulation.actions import (
+    Branch,
+    Call,
+    KeyChange,
+    Scenario,
+    Trouble,
+    Turn,
+    scenario_of,
+)
 from tests.simulation.outcomes import BEGAN, Failure, Result, Task
 from tests.simulation.planted import FAULTS, wrong_texts
 from tests.simulation.search import MOST_ACTIONS, Search, Shrinker, Shrunk, mutated
@@ -41,6 +49,8 @@ def shrink(scenario: Scenario, result_of: Callable[[Scenario], Result]) -> Shrun
 def test_a_literal_evaluates_to_the_same_scenario() -> None:
     for scenario in SCENARIOS:
         assert eval(literal(scenario)) == scenario
+    kinds = {type(action) for scenario in SCENARIOS for action in scenario.actions}
+    assert kinds == {Branch, Call, KeyChange, Trouble, Turn}
 
 
 def test_a_literal_omits_defaults() -> None:

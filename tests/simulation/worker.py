@@ -89,6 +89,7 @@ class Machine:
     excess_bytes: int = 0  # that each process takes beyond its weights
     second: SecondLayer = "none"  # of all models
     repeats: bool = False
+    is_terse: bool = False
     has_draft_model: bool = False
     sees_images: vision.Vision = ""
     image_faults: list[vision.ImageFault] = field(default_factory=list)  # of the next tasks
@@ -124,6 +125,7 @@ class Machine:
             f"{model} {self.versions[model]}",
             second=self.second,
             repeats=self.repeats,
+            is_terse=self.is_terse,
             adapters=tuple((each, self.versions[f"{model}:{each}"]) for each in self.adapters),
         )
 

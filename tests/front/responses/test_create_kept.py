@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.config import ResponsesSettings
+from holdfast.config import LimitsSettings, ResponsesSettings
 from holdfast.errors import GenerationFailed, PromptTooLong, QueueFull
 from holdfast.front.application import create_application
 from holdfast.front.output import TextDelta
@@ -286,6 +286,27 @@ async def test_the_number_of_background_responses_is_limited() -> None:
         "rate_limit_error",
     )
     assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_a_background_response_beyond_a_limit_is_refused_even_if_its_model_must_be_loaded() -> (
+    None
+):
+    services = scripted_services(
+        ScriptedGateway(accept_when=asyncio.Event()),
+        directory=ScriptedDirectory(models=(model_status(state="loading"),)),
+        limits=LimitsSettings(max_requests_per_address=1),
+    )
+    async with client_over(services) as client:
+        await begun(client)
+        for fields in ({}, {"stream": True}):
+            refused = await client.post(
+                RESPONSES, json={"input": "hello", "background": True, **fields}
+            )
+            assert (refused.status_code, refused.json()["error"]["code"]) == (
+                429,
+                "rate_limit_exceeded",
+            )
+        assert len(services.answers.resumable.named) == 1
 
 
 async def test_background_responses_are_failed_when_the_server_stops() -> None:

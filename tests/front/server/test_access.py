@@ -83,13 +83,13 @@ def test_keys_and_addresses_are_counted_separately(tmp_path: Path) -> None:
             pass
 
 
-def test_without_caps_requests_are_not_counted() -> None:
+def test_a_new_cap_counts_the_answers_that_began_without_one() -> None:
     at_once = ConcurrentAnswers()
     caller = Caller(address="10.0.0.1")
     with (
         counted(at_once, caller, 1000),
-        counted(at_once, caller, max_requests_per_address=1),
-        pytest.raises(RequestRefused, match="has 1 answers"),
+        counted(at_once, caller, 1000),
+        pytest.raises(RequestRefused, match="has 2000 answers"),
         counted(at_once, caller, max_requests_per_address=1),
     ):
         pass

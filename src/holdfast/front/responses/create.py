@@ -369,6 +369,11 @@ async def _start_in_background(
     task.add_done_callback(tasks.discard)
     task.add_done_callback(run.task_ended)
     if needs_load(services, initial_response.model):
+        await asyncio.sleep(
+            0
+        )  # the task begins, and ends at once if it exceeds a limit of its caller
+        if task.done():
+            await task
         # stores the response now, because loading the model may take minutes
         run.answer_format.keep_alive()
     else:

@@ -339,10 +339,12 @@ class ConcurrentAnswers:
 
         Raises RequestRefused (429) if the caller would then have too many answers.
         """
-        # in words, such as "the key NAME" → most concurrent answers
-        caps = {holder: cap for holder, cap in _caps(caller, limits) if cap}
+        # in words, such as "the key NAME" → most concurrent answers; 0: no limit, but a reload of
+        # the key file may set one
+        caps = dict(_caps(caller, limits))
         for holder, cap in caps.items():
-            self._refuse_above(cap, holder, answers=answers)
+            if cap:
+                self._refuse_above(cap, holder, answers=answers)
         began = self._clock()
         for holder in caps:
             self._counts[holder] += answers
