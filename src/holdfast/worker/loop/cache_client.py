@@ -460,8 +460,8 @@ class CacheClient:
             prompt_tokens=sequence.prompt_tokens,
             cursor=sequence.start.cursor,
         )
-        sequence.live = cache.live.begin(lookup, live, state)
-        sequence.scheduled.held_tokens = sequence.live.held_tokens
+        sequence.live_chain = cache.live.begin(lookup, live, state)
+        sequence.scheduled.held_tokens = sequence.live_chain.held_tokens
         if lookup is None:
             return
         report = lookup.report(
@@ -501,7 +501,7 @@ class CacheClient:
         lookup = sequence.start.lookup
         base = None if lookup is None else lookup.base
         # if the sequence already has a live chain, that chain is freed with the sequence
-        if sequence.live is None and base is not None and base.use == "moved":
+        if sequence.live_chain is None and base is not None and base.use == "moved":
             assert self._cache is not None
             self._cache.live.end_chain(base.chain)
 
@@ -526,7 +526,7 @@ class CacheClient:
         """
         for chain in cache.live.newly_frozen():
             sequence = self._ledger.find(chain.request_id)
-            if sequence is not None and sequence.live is chain and sequence.is_open:
+            if sequence is not None and sequence.live_chain is chain and sequence.is_open:
                 sequence.scheduled.held_tokens = chain.held_tokens
         held = cache.live.held
         return self._scheduler.record_live_states(
@@ -562,15 +562,15 @@ class CacheClient:
         later results are not cached. Raises what the device raises.
         """
         self.withdraw(sequence)
-        live = sequence.live
-        if live is not None:
+        live_chain = sequence.live_chain
+        if live_chain is not None:
             assert self._cache is not None
-            self._cache.live.seclude(live)
+            self._cache.live.seclude(live_chain)
         sizes = self._engine.quantize(sequence.id)
         sequence.is_quantized = True
         # frozen tokens may be shared with other states: nothing is reserved for them
-        if live is not None and live.state is not None and live.state.can_share:
-            live.held_tokens = live.state.frozen_tokens
+        if live_chain is not None and live_chain.state is not None and live_chain.state.can_share:
+            live_chain.held_tokens = live_chain.state.frozen_tokens
         return sizes
 
     # -- commit
@@ -621,11 +621,11 @@ class CacheClient:
 
     def _end_live(self, sequence: LiveSequence) -> None:
         """End a sequence's live chain: no other sequence may start from its state any more."""
-        live = sequence.live
-        sequence.live = None
-        if live is not None:
+        live_chain = sequence.live_chain
+        sequence.live_chain = None
+        if live_chain is not None:
             assert self._cache is not None
-            self._cache.live.end_chain(live)
+            self._cache.live.end_chain(live_chain)
 
     @_guarded("the states of a failed step could not be freed")
     def _discard_uncommitted(self, sequences: Container[LiveSequence]) -> None:
@@ -700,11 +700,11 @@ class CacheClient:
     def _commit_rest(self, sequence: LiveSequence, rest: _UncommittedRest) -> None:
         """Commit the rest of a closed sequence, and park its state if it has ended."""
         is_finite = self._commit(sequence, rest.copies)
-        live = sequence.live
-        if rest.has_ended and live is not None and is_finite:
+        live_chain = sequence.live_chain
+        if rest.has_ended and live_chain is not None and is_finite:
             assert self._cache is not None
-            sequence.live = None
-            self._cache.live.park(live, bytes(sequence.chain))
+            sequence.live_chain = None
+            self._cache.live.park(live_chain, bytes(sequence.chain))
         self._end_live(sequence)
         if rest.has_ended:
             self._on_end(sequence)
@@ -714,7 +714,7 @@ class CacheClient:
         assert self._cache is not None
         assert sequence.start.cursor is not None, "committed before it was opened"
         sequence.inserted += self._cache.store_snapshots(
-            sequence.start.cursor, sequence.chain, copies, live=sequence.live
+            sequence.start.cursor, sequence.chain, copies, live=sequence.live_chain
         )
         if blocks := [each for each in copies if each.tokens]:
             self._release_twins(self._in_flight.record_progress(sequence.id, blocks[-1].end))

@@ -80,7 +80,7 @@ class Lifetimes:
         if sizes is None:  # not in the except block, where the traceback keeps arrays alive
             self._keep_native(sequence)
             return
-        held_tokens = 0 if sequence.live is None else sequence.live.held_tokens
+        held_tokens = 0 if sequence.live_chain is None else sequence.live_chain.held_tokens
         sequence.scheduled.quantize(costs, held_tokens=held_tokens)
         self._ledger.counters.quantized += 1
         logger.info(

@@ -165,7 +165,7 @@ class LiveSequence:
     attempts: int = 0  # how often the state was given up; earlier results are then ignored
     # its state in the cache, for other sequences; set from its opening until all of the state is
     # committed
-    live: LiveChain | None = None
+    live_chain: LiveChain | None = None
     inserted: list[BlockKey] = field(default_factory=list)  # blocks added to the cache
     prefilled_tokens: int = 0  # for idle work; includes cached tokens
     # images that need no more work before the sequence is opened, including unusable ones
