@@ -15,6 +15,7 @@ from holdfast.front.link.worker_link import WorkerLink
 from holdfast.wire.commands import SequenceControl, SequenceRequest, WorkerControl
 from holdfast.wire.events import Accepted, Finished, PrefillFinished, Rejected, TokensGenerated
 from holdfast.wire.sessions import SessionCommand
+from holdfast.worker.drafting.suffix import MOST_DRAFTED
 from tests.simulation.actions import BLOCK, Call
 from tests.simulation.checks_answers import Caller
 from tests.simulation.checks_part import Part
@@ -76,10 +77,15 @@ class _Read:
     ended_at: float
 
     def reusable(
-        self, prompt: np.ndarray[Any, Any], second: SecondLayer, *, is_quantized: bool
+        self,
+        prompt: np.ndarray[Any, Any],
+        second: SecondLayer,
+        *,
+        is_quantized: bool,
+        drafts: bool,
     ) -> int:
         """How many tokens of a later prompt must come from the cache. The last one is always
-        computed.
+        computed. drafts: whether drafted tokens may be verified.
         """
         end = len(self.tokens)
         most = min(end, len(prompt) - 1)
@@ -91,8 +97,20 @@ class _Read:
             return computed - computed % BLOCK if is_quantized else computed
         # checkpoints: at the end of the answer, and before the last token of the prompt
         if common == end:
-            return end - 1
+            # a recurrent state cannot go back: it lacks the last step if a drafted token was refused
+            return end - 1 - (MOST_DRAFTED if second == "recurrent" and drafts else 0)
         return self.prompt_tokens - 1 if common >= self.prompt_tokens - 1 else 0
+
+    def fills_block_at(self, position: int, of: _Read) -> bool:
+        """Whether this request has filled the block at a position before another request with the same
+        tokens up to there has ended.
+        """
+        end = -(-position // BLOCK) * BLOCK
+        return (
+            len(self.tokens) > end > position
+            and self.ended_at <= of.ended_at
+            and np.array_equal(self.tokens[:position], of.tokens[:position])
+        )
 
 
 @dataclass
@@ -351,15 +369,23 @@ class LinkChecks(Part):
         if not self._is_calm():
             return
         prompt = np.array([*request.prompt_token_ids])
-        second = self.simulation.options["second_layer"]
-        right = max(
-            (
-                each.reusable(prompt, second, is_quantized=self._form_of(request) != "native")
-                for each in self._reads_of(life, request)
-                if self._is_kept(each, request, on.sent_at)
-            ),
-            default=0,
-        )
+        options = self.simulation.options
+        reads = self._reads_of(life, request)
+        is_quantized = self._form_of(request) != "native"
+        right = 0
+        for each in reads:
+            if not self._is_kept(each, request, on.sent_at):
+                continue
+            tokens = each.reusable(
+                prompt,
+                options["second_layer"],
+                is_quantized=is_quantized,
+                drafts=options["repeats"] or options["has_draft_model"],
+            )
+            # no sequence can continue within a block that another one has stored quantized
+            if is_quantized and any(other.fills_block_at(tokens, each) for other in reads):
+                continue
+            right = max(right, tokens)
         if cached_tokens < right:
             self._violation(
                 "a token is read once",
