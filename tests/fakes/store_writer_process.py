@@ -34,7 +34,7 @@ def main() -> None:
             for key in store.changes().stored:
                 tell("stored", key)
             # written so far: the queue does not overflow
-            store._mailbox.submit_task(lambda: None).result()
+            store._mailbox.ask(lambda: None).result()
         assert store.flush()
         store.check_invariants()
     os.write(1, b"done\n")

@@ -106,9 +106,9 @@ def test_a_question_is_answered_or_fails() -> None:
 
     mailbox = box()
     question, failing, breaking = (
-        mailbox.submit_task(lambda: 5),
-        mailbox.submit_task(fails),
-        mailbox.submit_task(breaks),
+        mailbox.ask(lambda: 5),
+        mailbox.ask(fails),
+        mailbox.ask(breaks),
     )
     for _ in range(2):
         work(mailbox)
@@ -121,10 +121,10 @@ def test_a_question_is_answered_or_fails() -> None:
 
 def test_questions_to_a_closed_or_abandoned_mailbox_are_cancelled() -> None:
     mailbox = box()
-    open_question = mailbox.submit_task(lambda: 5)
+    open_question = mailbox.ask(lambda: 5)
     mailbox.abandon()
     assert open_question.cancelled()
-    assert mailbox.submit_task(lambda: 5).cancelled()
+    assert mailbox.ask(lambda: 5).cancelled()
     assert mailbox.next_work(None) is None
 
 

@@ -126,8 +126,10 @@ def _check_mlx_format(
     table = config.get("quantization")
     declared = config.get("quantization_config")
     mode = declared.get("quant_method") if isinstance(declared, Mapping) else None
+    where = "quantization"
     if table is None and isinstance(mode, str):
-        # mlx-lm knows the bits of these modes
+        # as other tools write it: mlx-lm knows bits and group size of mxfp4 and mxfp8, and no others
+        where = "quantization_config"
         table = {"bits": 8 if mode == "mxfp8" else 4, "group_size": 32, "mode": mode}
     if not isinstance(table, Mapping):
         raise UnusableModel(
@@ -135,13 +137,12 @@ def _check_mlx_format(
             "no table `quantization` with bits and group_size. Take config.json from the same place "
             "as the weights"
         )
-    _check_table(table, where="quantization")
-    for layer, of_layer in table.items():
-        if isinstance(of_layer, Mapping):
-            settings = {"mode": "affine", **of_layer}
-            _check_table(settings, where=f"quantization.{layer}")
+    _check_table(table, where=where)
+    for layer, layer_table in table.items():
+        if isinstance(layer_table, Mapping):  # not one of the values for all layers
+            _check_table(layer_table, where=f"{where}.{layer}")
             if layer in packed_layers:
-                _check_shapes(layer, settings, tensors)
+                _check_shapes(layer, layer_table, tensors)
     for layer in packed_layers:
         is_affine = tensors[f"{layer}.scales"]["dtype"] in PLAIN
         if is_affine and f"{layer}.biases" not in tensors:

@@ -277,7 +277,7 @@ class BlockStore:
 
         The future is cancelled when the store is closed.
         """
-        return self._mailbox.submit_task(self._io.records)
+        return self._mailbox.ask(self._io.records)
 
     # -- the whole store
 
@@ -287,7 +287,7 @@ class BlockStore:
         Returns whether they are; False after the timeout, or if the store is closed.
         """
         try:
-            return self._mailbox.submit_task(self._io.flush).result(timeout_seconds)
+            return self._mailbox.ask(self._io.flush).result(timeout_seconds)
         except (FutureTimeout, CancelledError):
             return False
 
@@ -320,6 +320,6 @@ class BlockStore:
     def _run_task(self, work: Callable[[], Answer], *, otherwise: Answer) -> Answer:
         """Run `work` on the I/O thread and wait. Returns `otherwise` if the store is closed."""
         try:
-            return self._mailbox.submit_task(work).result()
+            return self._mailbox.ask(work).result()
         except CancelledError:
             return otherwise

@@ -66,7 +66,7 @@ class Mailbox:
         self._blocks: dict[BlockKey, StoredBlock] = {}  # not finished by the I/O thread
         self._held_bytes = 0
         self._closed = False
-        self._unanswered: set[Future[Any]] = set()  # futures of questions (`submit_task`)
+        self._unanswered: set[Future[Any]] = set()  # futures of questions (`ask`)
         # stored, and not (or no longer) stored, since the last call of `changes`
         self._stored: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
         self._lost: deque[BlockKey] = deque(maxlen=_MOST_CHANGES)
@@ -105,11 +105,12 @@ class Mailbox:
             self._changed.notify()
         return True
 
-    def submit_task(self, work: Callable[[], Answer]) -> Future[Answer]:
+    def ask(self, question: Callable[[], Answer]) -> Future[Answer]:
         """Queue a question for the I/O thread, and return a future of its answer.
 
-        The future is cancelled when the mailbox is closed. A failed assertion is raised only for
-        the caller; any other exception is also raised in the I/O thread.
+        The future is cancelled if the mailbox is closed, and when it is abandoned. A failed
+        assertion (of `check_invariants`) is raised only for the caller; any other exception is also
+        raised in the I/O thread, which handles failures of the store.
         """
         answer: Future[Answer] = Future()
 
@@ -117,7 +118,7 @@ class Mailbox:
             # on the I/O thread
             self._unanswered.discard(answer)
             try:
-                answer.set_result(work())
+                answer.set_result(question())
             except AssertionError as error:
                 answer.set_exception(error)
             except BaseException as error:

@@ -356,17 +356,21 @@ def _tokens_with_spaces_first(added: Mapping[int, AddedToken]) -> Sequence[tuple
 
 
 def _with_ends(dialect: ModelDialect, template: ChatTemplate, tokenizer: Tokenizer) -> ModelDialect:
-    """Add the end markers of answers, from the model's files, the template and the family.
+    """Add the end markers of answers, from the template, the family, and the model's files.
 
-    A turn end ends every answer; a message end ends an answer only if no other part follows it.
+    A turn end ends every answer: sampling it stops the generation. A message end ends an answer only
+    if no other part follows it: the reader of the answer's text finds it.
     """
     token_ids = {
         token.content: token_id
         for token_id, token in tokenizer.backend.get_added_tokens_decoder().items()
     }
     ends = find_turn_ends(template, dialect, tokens=token_ids)
-    declared = [text for text, token_id in token_ids.items() if token_id in tokenizer.eos_token_ids]
-    turn_ends = dict.fromkeys((*ends.turn, *declared))
+    eos_tokens = [
+        text for text, token_id in token_ids.items() if token_id in tokenizer.eos_token_ids
+    ]
+    turn_ends = dict.fromkeys((*ends.turn, *eos_tokens))
+    # the reader of channels recognizes message ends by itself
     is_in_channels = dialect.calls is not None and bool(dialect.calls.channel_starts)
     message_ends = (
         () if is_in_channels else tuple(end for end in ends.message if end not in turn_ends)

@@ -439,24 +439,27 @@ def _changed_line(earlier: PromptPart, part: PromptPart) -> TextChange:
     images = {*earlier.images, *part.images}
     at = common_length(cached, text)
     if at == len(text) or at == len(cached):
-        # one text is the beginning of the other: the difference is the line that only one has
+        # one text is the beginning of the other: the difference is the line that only one has, which
+        # begins after the line break, if there is one
         longer = cached if at == len(text) else text
         at += longer[at:].startswith("\n")
     begin = max(cached.rfind("\n", 0, at), text.rfind("\n", 0, at)) + 1
     lines_before = text[:begin].splitlines()
     place = f"line {len(lines_before) + 1} of {part.name}"
-    kind, lines = _kind_of(cached[begin:], text[begin:])
+    kind, line_count = _kind_of(cached[begin:], text[begin:])
     lines_shown = (_line(cached, begin, at), _line(text, begin, at))
-    changed = {"added": lines_shown[1:], "left_out": lines_shown[:1], "changed": lines_shown}[kind]
-    is_one_image = lines == 1 and images.issuperset(changed)
+    new_or_gone = {"added": lines_shown[1:], "left_out": lines_shown[:1], "changed": lines_shown}[
+        kind
+    ]
+    is_one_image = line_count == 1 and images.issuperset(new_or_gone)
     if is_one_image:
         place = f"image {sum(line in images for line in lines_before) + 1} of {part.name}"
     summary = f"{_capital(place)} changed."
     if kind != "changed":
-        subject = f"{lines:,} lines were"
-        if lines == 1:
+        subject = f"{line_count:,} lines were"
+        if line_count == 1:
             subject = "An image was" if is_one_image else "A line was"
-        summary = f"{subject} {_VERBS[kind]}: {'' if lines == 1 else 'from '}{place}."
+        summary = f"{subject} {_VERBS[kind]}: {'' if line_count == 1 else 'from '}{place}."
     return TextChange(
         kind=kind,
         summary=summary,

@@ -133,12 +133,12 @@ class DraftGain:
         # steps since a draft model was considered last, and for how many it is not considered
         self._skipped_steps = 0
         self._steps_to_skip = 0
-        self._seconds_since_trial = 0.0  # of decoding, since the draft model was tried last
+        self._seconds_for_trials = 0.0  # decoding time of which no trial has used its share yet
 
     def learn(self, rows: int, seconds: float, *, is_verifying: bool = False) -> None:
         """Learn from a step without chunks. rows: with those of drafted tokens."""
         self._costs.learn(rows, seconds, is_verifying=is_verifying)
-        self._seconds_since_trial += seconds
+        self._seconds_for_trials += seconds
 
     def passes(
         self, offers: Offers, model_drafts: Offers, *, rows: int, most: int, pass_seconds: float
@@ -174,15 +174,15 @@ class DraftGain:
                 best_passes = count
                 best_speedup = speedup
         if best_passes:
-            self._seconds_since_trial = 0.0
+            self._seconds_for_trials = 0.0
             self._steps_to_skip = 0
             return best_passes
         self._steps_to_skip = min(2 * self._steps_to_skip + 1, _MOST_SKIPPED_STEPS)
         if (
             _TRIAL_PASSES * (pass_seconds + 0.2 * plain_seconds)
-            < _TRIAL_SHARE * self._seconds_since_trial
+            < _TRIAL_SHARE * self._seconds_for_trials
         ):
-            self._seconds_since_trial = 0.0
+            self._seconds_for_trials = 0.0
             return _TRIAL_PASSES
         return 0
 
@@ -228,13 +228,13 @@ class DraftGain:
         seconds: float,
         generated: int,
     ) -> bool:
-        """Decide whether a draft model prefills a sequence, which takes `seconds`. It does if
-        drafting since the answer began would have saved that time, or if it is time for a trial,
-        which is then counted.
+        """Decide whether a draft model prefills a sequence, which takes `seconds`. It does if drafts
+        for as many tokens as the answer has so far, which are expected to follow, save that time; or
+        if it is time for a trial.
 
         chances: for each token of its drafts, the chance that it and those before it are right.
-        rows: how many sequences decode. generated: tokens of the answer; the same number is expected
-        to follow.
+        rows: how many sequences decode; all are assumed to draft like this one. pass_seconds: of one
+        pass. generated: tokens of the answer.
         """
         plain_seconds = self._costs.seconds(rows)
         if plain_seconds is None:
@@ -247,8 +247,8 @@ class DraftGain:
             best_seconds = min(best_seconds, (step_seconds + count * pass_seconds) / tokens)
         if generated * (plain_seconds - best_seconds) >= seconds:
             return True
-        if seconds < _TRIAL_SHARE * self._seconds_since_trial:
-            self._seconds_since_trial -= seconds / _TRIAL_SHARE
+        if seconds < _TRIAL_SHARE * self._seconds_for_trials:
+            self._seconds_for_trials -= seconds / _TRIAL_SHARE
             return True
         return False
 
