@@ -12,6 +12,7 @@ import holdfast
 from holdfast.config import all_specs
 from holdfast.config_sources import SettingSpec, allowed, describe
 from tests.project.sources import PACKAGE, ROOT
+from tools import file_index
 
 DEFAULTS_OFF_A_MAC = {"residency.idle_seconds": None}
 TYPES = {  # a type in messages → its name on the page, which explains each type once
@@ -142,6 +143,11 @@ def missing_paths(line: str) -> list[str]:
         else:
             folders.append(found if found.is_dir() else found.parent)
     return missing
+
+
+def test_the_list_of_source_files_is_current() -> None:
+    found = file_index.PAGE.read_text(encoding="utf-8")
+    assert found == file_index.page(found), "run python -m tools.file_index"
 
 
 def test_every_path_in_the_architecture_page_exists() -> None:
