@@ -102,14 +102,15 @@ class _Read:
         return self.prompt_tokens - 1 if common >= self.prompt_tokens - 1 else 0
 
     def fills_block_at(self, position: int, of: _Read) -> bool:
-        """Whether this request has filled the block at a position before another request with the same
-        tokens up to there has ended.
+        """Whether this request has filled the block that contains a position, and of which it shares
+        the first token with another request, before that one has ended.
         """
-        end = -(-position // BLOCK) * BLOCK
+        start = position - position % BLOCK
         return (
-            len(self.tokens) > end > position
+            position > start
+            and len(self.tokens) > start + BLOCK
             and self.ended_at <= of.ended_at
-            and np.array_equal(self.tokens[:position], of.tokens[:position])
+            and np.array_equal(self.tokens[: start + 1], of.tokens[: start + 1])
         )
 
 

@@ -204,27 +204,6 @@ def test_a_quantized_block_longer_than_its_chain_is_not_stored(known: int) -> No
     assert inbox.tokens("b") == fresh.tokens("b")
 
 
-@pytest.mark.parametrize("own", [5, 0], ids=["within the prompt", "in the answer"])
-@pytest.mark.parametrize("common", [2, 100, 255, 256, 300, 500])
-@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
-def test_a_conversation_that_leaves_a_quantized_block_is_not_prefilled_again(
-    name: str, common: int, own: int, tmp_path: Path
-) -> None:
-    """Its own tokens in that block are stored unquantized, with the common ones before them."""
-    chain = prompt(600)
-    other = (*chain[:common], *((each + 1) % 200 for each in chain[common : common + own]))
-    asked = [[greedy("a", chain)], [greedy("b", other)]]
-    answer = wide_worker(name, tmp_path, kv_bits="8").serve(asked, in_turn=True).tokens("b")
-    made = wide_worker(name, tmp_path, kv_bits="8")
-    root = made.index.root(form="8")
-    following = (*other, *answer, *prompt(20))
-    cached_tokens = made.cache.cached_tokens(pack_tokens(following), root=root)
-    assert cached_tokens >= len(other) + len(answer) - 1
-    inbox = made.serve([[greedy("c", following)]])
-    fresh = wide_worker(name, kv_bits="8").serve([[greedy("c", following)]])
-    assert inbox.tokens("c") == fresh.tokens("c")
-
-
 def test_a_block_that_could_not_be_copied_for_the_store_is_offered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,8 +35,8 @@ def exported(path: Path, prompt: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize(
     ("common", "own", "imported"),
-    [(400, 0, 256), (300, 100, 400), (300, 400, 700)],
-    ids=["ends in a block", "leaves a block and ends", "leaves a block and fills another"],
+    [(400, 0, 256), (300, 100, 256), (300, 400, 700)],
+    ids=["ends in a block", "ends after a partial block", "diverges in a block"],
 )
 def test_an_import_ends_before_a_quantized_block_without_all_its_tokens(
     common: int, own: int, imported: int, tmp_path: Path

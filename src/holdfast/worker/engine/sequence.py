@@ -255,7 +255,7 @@ def copy_due_state(
     """
     blocks = list(_copy_full_blocks(sequence, policy.block_tokens, end=certain_tokens))
     if certain_tokens == sequence.live.tokens and certain_tokens in policy.boundaries:
-        return _with_current_state(sequence, blocks, policy.block_tokens)
+        return _with_current_state(sequence, blocks)
     return tuple(blocks)
 
 
@@ -264,20 +264,12 @@ def copy_everything(sequence: EngineSequence) -> tuple[Snapshot, ...]:
     # without a policy, nothing has been copied yet
     block_tokens = (sequence.copy_policy or CopyPolicy()).block_tokens
     blocks = list(_copy_full_blocks(sequence, block_tokens, end=sequence.live.tokens))
-    return _with_current_state(sequence, blocks, block_tokens)
+    return _with_current_state(sequence, blocks)
 
 
-def _with_current_state(
-    sequence: EngineSequence, blocks: list[Snapshot], block_tokens: int
-) -> tuple[Snapshot, ...]:
-    """These blocks, the tokens after them as another block, and the current state, if it has any.
-
-    A block that is not quantized yet, because it is incomplete, is copied from its first token on:
-    the cache may have the tokens that were copied earlier in another sequence's quantized block.
-    """
+def _with_current_state(sequence: EngineSequence, blocks: list[Snapshot]) -> tuple[Snapshot, ...]:
+    """These blocks, the tokens after them as another block, and the current state, if it has any."""
     if sequence.live.tokens > sequence.copied_tokens:
-        if sequence.live.is_quantized:
-            sequence.copied_tokens -= sequence.copied_tokens % block_tokens
         blocks.append(_copy_next_block(sequence, sequence.live.tokens - sequence.copied_tokens))
     state = sequence.live.copy_checkpoint()
     return (*blocks, state.checked()) if state.layers else tuple(blocks)

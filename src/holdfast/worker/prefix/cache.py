@@ -307,33 +307,15 @@ class PrefixCache:
             return None  # all of it is stored, or the tokens before it are not
         if snapshot.is_quantized and end % BLOCK_TOKENS:
             return None  # no sequence could continue there
-        # The first tokens may be stored only in another chain's quantized block, within which no
-        # sequence could continue: then this block contains them, too.
-        place = cursor.before_block() if self._is_within_quantized(cursor) else cursor
-        if end % BLOCK_TOKENS and snapshot.start <= place.position:
-            start = place.position
         payload = snapshot.cut(end - start, offset=start - snapshot.start)
         mx.eval(payload.arrays)
         packed = bytes(chain[start * TOKEN_BYTES : end * TOKEN_BYTES])
-        if start < cursor.position:
-            block = self.index.insert_overlapping(place, packed, payload, after=cursor)
-            return self._offer_to_store(block, payload)
         # A live state counts as a holder of a block only if it has the block in the same form. It
         # will quantize its last block later, but an incomplete block is stored as native.
         is_held = live is not None and live.root.form_at(end) == live.root.form
         holder = live if is_held else None
         return self._offer_to_store(
             self.index.insert(cursor, packed, payload, holder=holder), payload
-        )
-
-    def _is_within_quantized(self, cursor: Cursor) -> bool:
-        """Whether a chain ends within a block that is stored quantized."""
-        node = cursor.node
-        if node is None or node.parent is None or cursor.cut == node.tokens:
-            return False
-        return (
-            cursor.root.form != "native"
-            and sum(self.index.tree.run_of(node.key)) % BLOCK_TOKENS == 0
         )
 
     def _fill_gaps(self, cursor: Cursor, live: LiveChain) -> None:

@@ -246,10 +246,6 @@ class Cursor:
         """How many tokens of the parent block precede the next block."""
         return 0 if self.node is None else self.node.offset + self.cut
 
-    def before_block(self) -> Cursor:
-        """A cursor before the first token of the block that this one is in."""
-        return self.back_at(self.position - self.parent_tokens)
-
     def back_at(self, position: int) -> Cursor:
         """A cursor at an earlier position of the same chain. The cost grows with the number of
         blocks in between.

@@ -168,12 +168,6 @@ class PrefixIndex:
         """
         return self._add(cursor, "kv", packed, payload, holder=holder)
 
-    def insert_overlapping(
-        self, cursor: Cursor, packed: bytes, payload: Payload, *, after: Cursor
-    ) -> Block | None:
-        """As `insert`, but the tokens up to the cursor `after` are stored, in other blocks."""
-        return self._add(cursor, "kv", packed, payload, after=after)
-
     def insert_checkpoint(self, cursor: Cursor, payload: Payload) -> Block | None:
         """Add a state at a cursor that was just advanced. Returns the same as `insert`; also None
         if there already is a state at this position.
@@ -192,16 +186,14 @@ class PrefixIndex:
         payload: Payload,
         *,
         holder: LiveChain | None = None,
-        after: Cursor | None = None,
     ) -> Block | None:
         """Append a block to a chain. Returns None if there is no room for it and neither the store
-        nor a live chain holds it. after: where the stored tokens end, if that is within the block.
+        nor a live chain holds it.
         """
         parent_key = cursor.parent_key
         parent_tokens = cursor.parent_tokens
         is_wanted = holder is None or self._store is not None
-        before_key = parent_key if after is None else after.parent_key
-        has_room = is_wanted and self._make_room(payload.nbytes, before=before_key, keep=before_key)
+        has_room = is_wanted and self._make_room(payload.nbytes, before=parent_key, keep=parent_key)
         if not has_room and self._store is None and holder is None:
             return None
         key = child_key(parent_key, parent_tokens, packed, kind)
@@ -213,11 +205,7 @@ class PrefixIndex:
             start=cursor.position,
             packed_tokens=packed,
         )
-        if after is None:
-            self.tree.append(cursor, block)
-        else:
-            self.tree.insert(block)
-        self.tree.node(key).nbytes = payload.nbytes
+        self.tree.append(cursor, block).nbytes = payload.nbytes
         if has_room:
             self._put_in_ram(key, payload)
         if self._store is not None:

@@ -182,8 +182,6 @@ class Planner:
             state = next(usable_states, None)
             tokens = state.position if state else 0
         blocks = _first_blocks(match.blocks, tokens)
-        if root.form != "native":
-            blocks = self._without_overlapped(blocks, tokens=tokens)
         keys = _keys_of(blocks, state)
         return ReusePlan(
             cursor=match.end.back_at(tokens),
@@ -224,26 +222,12 @@ class Planner:
         """
         last = position // BLOCK_TOKENS * BLOCK_TOKENS
         for block in match.blocks:
-            if block.start <= last < min(block.end, position) and not self._is_whole_block(block):
+            if last < block.end and block.end - block.tokens < position and last < position:
+                start, tokens = self._tree.run_of(block.key)
+                if (start + tokens) % BLOCK_TOKENS == 0:
+                    break
                 last = min(block.end, position)
         return last
-
-    def _is_whole_block(self, block: ChainBlock) -> bool:
-        """Whether a stored block ends at a multiple of BLOCK_TOKENS, so that it is quantized if the
-        sequences of its chain are.
-        """
-        return sum(self._tree.run_of(block.key)) % BLOCK_TOKENS == 0
-
-    def _without_overlapped(
-        self, blocks: tuple[ChainBlock, ...], *, tokens: int
-    ) -> tuple[ChainBlock, ...]:
-        """These blocks without the parts of quantized blocks that a sequence cannot continue from:
-        unquantized blocks have the same tokens.
-        """
-        last = tokens // BLOCK_TOKENS * BLOCK_TOKENS
-        return tuple(
-            [each for each in blocks if each.end <= last or not self._is_whole_block(each)]
-        )
 
     def _shortfall(
         self,
