@@ -300,7 +300,7 @@ def abandoned(folders: Iterable[Path]) -> Iterator[list[Path]]:
 
 def _is_lock_of(file: int, folder: Path) -> bool:
     """Whether an open file is still the lock file of a folder: another process may have removed the
-    folder before this file was locked, and an owner may have created its lock file again.
+    folder before this file was locked, and one that claims it may have created a new lock file.
     """
     try:
         return os.path.samestat(os.fstat(file), os.lstat(folder / LOCK))

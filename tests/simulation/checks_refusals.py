@@ -233,6 +233,8 @@ class RefusalChecks(Part):
 
     def _contradicts_time(self, refusal: _Refusal) -> str:
         """A time limit counts only the time in which the machine was awake."""
+        if refusal.turn.idempotency or refusal.turn.reader == "retries":
+            return ""  # a retry joins an answer that began earlier
         limit = re.search(r"(?:after|within|its limit of) ([\d.]+) s\b", refusal.heard.message)
         slept = sum(
             seconds - LONGEST_TICK

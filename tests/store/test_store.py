@@ -348,6 +348,28 @@ def test_a_block_that_does_not_fit_beside_pinned_ones_is_dropped_without_evictio
         assert {entry.block.key for entry in store.entries()} == {pinned.key, other.key}
 
 
+def test_a_store_above_its_limit_shrinks_even_if_a_new_block_does_not_fit(tmp_path: Path) -> None:
+    pinned, other, new = (
+        make_block([number], part_bytes=(size,))
+        for number, size in ((1, 5000), (2, 2000), (3, 2000))
+    )
+
+    def opened(budget_bytes: int) -> BlockStore:
+        limits = StoreLimits(budget_bytes=budget_bytes, volume_percent=100, spare_bytes=0)
+        return BlockStore(tmp_path / "s", fingerprint=FINGERPRINT, limits=limits)
+
+    with opened(6000) as store:
+        store.put(pinned)
+        store.pin([pinned.key], holder="session", until=4e9)
+        store.flush()
+        with opened(20_000) as of_another_process:
+            of_another_process.put(other)
+            of_another_process.flush()
+        store.put(new)
+        store.flush()
+        assert {entry.block.key for entry in store.entries()} == {pinned.key}
+
+
 def test_all_processes_together_respect_the_daily_write_limit(tmp_path: Path) -> None:
     clock = MovedClock()
     limits = StoreLimits(daily_write_bytes=4 * 1500)

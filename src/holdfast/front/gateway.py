@@ -216,6 +216,7 @@ class Gateway:
         WorkerUnavailable, and GenerationFailed when the model fails on an input.
         """
         async with AsyncExitStack() as lease:
+            # 1: `read_prompts` limits how many of the inputs run at once
             client, bundle = await self._lease_client(request.model, 1, lease)
             sequences = await asyncio.to_thread(
                 embedding_sequences, request, bundle, info=client.info
@@ -310,7 +311,7 @@ class Gateway:
     ) -> tuple[WorkerClient, TokenizerBundle]:
         """The client of a model's worker, and the tokenizer. Both are loaded at the same time.
 
-        sequences: how many the caller will submit. lease: keeps the model loaded until it is closed.
+        sequences: for how many the caller counts while it waits. lease: keeps the model loaded until it is closed.
         """
         self._bundles.begin(model)
         client = await lease.enter_async_context(self._lease_model(model, sequences))

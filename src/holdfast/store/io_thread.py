@@ -485,8 +485,8 @@ class IoThread:
             raise OSError(errno.EBUSY, f"{len(undeleted_keys)} files cannot be deleted now")
 
     def recheck_file(self, path: Path, failure: ReadFailed) -> None:
-        """Check again a file that the reading thread could not use. It is quarantined only if its
-        content is damaged.
+        """Report a block as lost whose file the reading thread could not use, unless it may be readable
+        later. Then check the file, and quarantine it if its content is damaged.
         """
         self._suspects.add(failure.key)
         if isinstance(failure, BlockUnreadable):
@@ -498,7 +498,7 @@ class IoThread:
             self._report_lost([failure.key])
 
         def check_file() -> None:
-            if self._folder.exists:  # the next write notices if it is gone
+            if self._folder.exists:  # otherwise, the next write notices that it is gone
                 self._maintenance.recheck_file(path, failure.key)
                 self._refresh_counts()
 
@@ -506,7 +506,7 @@ class IoThread:
 
     def _has_again(self, key: BlockKey, path: Path) -> bool:
         """Whether a block that was missing has been sent or written again since it was read, or may
-        have been, if the disk cannot tell.
+        have been, if its file cannot be examined.
         """
         try:
             return self._mailbox.held_block(key) is not None or is_plain_file(path)

@@ -169,24 +169,29 @@ class StoreMaintenance:
         )
 
     def make_room(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
-        """Evict blocks until `wanted_bytes` more bytes fit.
-
-        Frees a little more than that, so that not every new block causes an eviction, and nothing
-        if that is not enough. Returns the evicted blocks.
+        """Evict blocks until `wanted_bytes` more bytes fit. If they cannot fit, evicts only what
+        exceeds the limit already. Returns the evicted blocks.
         """
         if not self.shortage_bytes(wanted_bytes):
             return []
         # check again, because another process may just have made room
         with self.folder.exclusive():
-            shortage = self.shortage_bytes(wanted_bytes)
-            allowed = self.allowed_bytes()
-            if not shortage or wanted_bytes > allowed:
-                return []
-            excess_bytes = shortage + allowed // SLACK_PARTS
-            victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
-            if wanted_bytes and sum(victim.file_bytes for victim in victims) < shortage:
-                return []  # others are pinned or in use
-            return self._unlink(victims)
+            return self._unlink(
+                self._victims(wanted_bytes, in_use=in_use) or self._victims(0, in_use=in_use)
+            )
+
+    def _victims(self, wanted_bytes: int, *, in_use: Collection[BlockKey]) -> list[Entry]:
+        """The blocks to evict so that `wanted_bytes` more bytes fit, and a few more, so that not
+        every new block causes an eviction; none if they fit already, or not even then.
+        """
+        shortage = self.shortage_bytes(wanted_bytes)
+        allowed = self.allowed_bytes()
+        if not shortage or wanted_bytes > allowed:
+            return []
+        excess_bytes = shortage + allowed // SLACK_PARTS
+        victims = choose_victims(self._entries(), excess_bytes=excess_bytes, in_use=in_use)
+        is_enough = sum(victim.file_bytes for victim in victims) >= shortage
+        return victims if is_enough or not wanted_bytes else []
 
     def evict(self, excess_bytes: int, *, in_use: Collection[BlockKey] = ()) -> list[Entry]:
         """Remove the least recently used blocks, which together free `excess_bytes`.

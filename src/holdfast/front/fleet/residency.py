@@ -781,7 +781,7 @@ def _status_of(slot: ModelSlot) -> ModelState:
 
 
 class _AdaptedClient:
-    """The link of a lease of a LoRA adapter: sends all requests to it."""
+    """Sends all requests of a lease to one LoRA adapter."""
 
     def __init__(self, client: WorkerClient, adapter: str) -> None:
         self._client = client

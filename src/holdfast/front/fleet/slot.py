@@ -204,11 +204,12 @@ class ModelSlot:
             arrival_numbers=arrival_numbers,
             on_change=on_change,
         )
-        self.used_at = 0.0  # time of the last use
-        self.ready_at = 0.0  # time at which the model became ready
+        # in the event loop's time: the last use, and when the model became ready
+        self.used_at = 0.0
+        self.ready_at = 0.0
         self.retry_at = 0.0  # after a failure, requests are refused until then
         self.created = int(time.time())  # Unix time
-        self.loads = 0  # how often it was loaded
+        self.loads = 0  # loads begun
         self.changes: Counter[str] = Counter()  # loads, failures, and unloads by reason
         # total waiting time of requests
         self.wait_seconds = {WaitReason.PLACE.value: 0.0, WaitReason.LOAD.value: 0.0}
@@ -227,11 +228,11 @@ class ModelSlot:
         self._are_files_old = False  # fetch the files again before the next load
         self._waiting_sequences = 0  # sequences with a lease that wait for the worker
         self._changed = asyncio.Event()  # set and replaced after each change
-        # the following fields are about the current load
+        # keeps a worker running; None: the model is not loaded
         self._task: asyncio.Task[NoReturn] | None = None
-        # completes when the load ends; fails with its error
+        # completes when the first worker is ready; fails with the error of the load
         self._loaded: asyncio.Future[None] | None = None
-        # the error for requests with a lease after the load has ended
+        # the error for requests with a lease once no worker will come
         self._refusal: HoldfastError | None = None
         self._load_error: HoldfastError | None = None  # why the load failed; None if it did not
 

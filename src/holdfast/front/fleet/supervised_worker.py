@@ -83,7 +83,7 @@ class SupervisedWorker:
 
     @property
     def client(self) -> ModelClient | None:
-        """The link to the model; None while no worker serves it."""
+        """The client of the worker; None while no worker serves it."""
         client = self._client
         return client if client is not None and client.is_serving else None
 

@@ -318,8 +318,11 @@ class ModelClient:
         token_ids = request.prompt_token_ids
         if not request.is_idle_work:
             for run in tuple(self._read_ahead):
-                common = common_tokens(run.token_ids.packed, token_ids.packed)
-                if run.scope == request.scope and common > run.start:
+                is_in_scope = run.scope == request.scope
+                if (
+                    is_in_scope
+                    and common_tokens(run.token_ids.packed, token_ids.packed) > run.start
+                ):
                     self._read_ahead.remove(run)
         elif isinstance(event, Finished) and event.reason is FinishReason.LENGTH:  # not cancelled
             start = event.cache_report.cached_tokens

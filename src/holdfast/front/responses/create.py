@@ -369,9 +369,8 @@ async def _start_in_background(
     task.add_done_callback(tasks.discard)
     task.add_done_callback(run.task_ended)
     if needs_load(services, initial_response.model):
-        await asyncio.sleep(
-            0
-        )  # the task begins, and ends at once if it exceeds a limit of its caller
+        # the task begins; `run_in_background` counts the answer first, and ends if there are too many
+        await asyncio.sleep(0)
         if task.done():
             await task
         # stores the response now, because loading the model may take minutes

@@ -50,7 +50,7 @@ class CallGrammar(NamedTuple):
     """The grammar of one call.
 
     prefix_text: the text up to the head's first {id} or {number}, with the tool's name filled in; it
-    tells unmarked calls from text that begins alike. prefix: that text as an expression. rest: the
+    is used to tell unmarked calls from text that begins in the same way. prefix: that text as an expression. rest: the
     rest of the call as an expression.
     """
 

@@ -196,6 +196,8 @@ class _TagGrammar:
         self._rules = rules
         self._tool = tool
         self._tags = tags
+        # in a loose syntax without its leading white space: a string contains that, and other values
+        # may have any before the end
         self._end = tags.end.lstrip() if tags.is_loose else tags.end
         kinds = _TAG_TYPES if "{type}" in tags.json else ("",)
         # what may precede a value that is not a string

@@ -92,18 +92,15 @@ class Traces:
         if answer.accept_seconds:
             self._create_span("intake", root_context, wall, (answer.began, accepted_at))
         for event, ended_at in answer.ends:
-            timings, memory, choice = (
-                event.timings,
-                event.cache_report,
-                {"holdfast.choice": event.index},
-            )
+            timings, report = event.timings, event.cache_report
+            choice = {"holdfast.choice": event.index}
             admitted_at = accepted_at + timings.queue_seconds
             prefilled_at = admitted_at + timings.prefill_seconds
             done_at = prefilled_at + timings.decode_seconds if timings.decode_seconds else ended_at
             queue = self._create_span(
                 "queue", root_context, wall, (accepted_at, admitted_at), choice
             )
-            lookup = (accepted_at, accepted_at + memory.lookup_seconds)
+            lookup = (accepted_at, accepted_at + report.lookup_seconds)
             self._create_span(
                 "lookup",
                 self._trace.set_span_in_context(queue),
@@ -251,9 +248,9 @@ def _finish_word(event: ChoiceFinished) -> str:
 
 
 def _lookup_attributes(event: ChoiceFinished) -> dict[str, Any]:
-    memory = event.cache_report
+    report = event.cache_report
     return {
-        "holdfast.cache.outcome": memory.outcome,
-        "holdfast.ram_tokens": memory.ram_tokens,
-        "holdfast.disk_tokens": memory.disk_tokens,
+        "holdfast.cache.outcome": report.outcome,
+        "holdfast.ram_tokens": report.ram_tokens,
+        "holdfast.disk_tokens": report.disk_tokens,
     }

@@ -323,6 +323,7 @@ class CacheClient:
                     self._look_up_later(sequence, reported=WaitReason.MEMORY)
         if self.is_waited_for:
             self._prepare_images()
+            # `look_up` would decide the same, but search all sequences each time
             must_postpone = self._must_postpone_lookups()
             for sequence in self._waiting(WaitReason.LOOKUP):
                 if must_postpone:

@@ -141,7 +141,7 @@ class InFlightPrefills:
     def _end_waits(
         self, request_id: RequestId, *, tokens: float = math.inf
     ) -> tuple[RequestId, ...]:
-        """Let those wait no longer that wait for at most `tokens` tokens of a request; returns them."""
+        """End the waits for at most `tokens` tokens of a request, and return who waited."""
         waiting_ids = tuple(
             waiting_id
             for waiting_id, prefill in self._waiting.items()

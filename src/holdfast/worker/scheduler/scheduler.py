@@ -166,7 +166,7 @@ class Scheduler:
         self._issued_steps = 0  # number of the last plan
         self._recorded_steps = 0  # number of the last reported plan
         self._preemptions = 0
-        self.admits_one_at_a_time = False
+        self.admits_one_at_a_time = False  # because memory is critically short
         # whether `max_running` may have been lowered, so that too many run until the next step
         self._may_exceed_max_running = False
 

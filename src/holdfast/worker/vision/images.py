@@ -124,7 +124,9 @@ class WorkerImages:
             self._lost.pop(image, None)  # tried again
 
     def answers(self) -> Iterator[ImageAnswer]:
-        """Yield the answers to commands whose images are processed, and begin with the others."""
+        """Yield the answers to commands whose images are all processed, and begin to process the
+        images of the others.
+        """
         self._take_results()
         for question in tuple(self._questions.values()):
             answer = self._answer_if_complete(question)
