@@ -1,4 +1,4 @@
-"""Writes the list of all source files, each with the first sentence of its docstring.
+"""Writes the list of all source files, each with the first sentence of its docstring or comment.
 
 `python -m tools.file_index` rewrites the table in docs/how-it-works/files.md.
 """
@@ -19,9 +19,11 @@ def table() -> str:
     """The rows of all files, with a heading for each folder."""
     lines: list[str] = []
     folder = None
-    paths = sorted(SOURCES.rglob("*.py"), key=lambda path: (path.parent, path.name))
-    for path in paths:
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    found = (path for path in SOURCES.rglob("*") if path.suffix in (".py", ".c"))
+    for path in sorted(found, key=lambda path: (path.parent, path.name)):
+        source = path.read_text(encoding="utf-8")
+        is_c = path.suffix == ".c"
+        text = source.removeprefix("/*").replace("\n *", "\n") if is_c else _docstring(source)
         if text is None or path.name == "__init__.py":
             continue
         if path.parent != folder:
@@ -36,6 +38,10 @@ def table() -> str:
             ]
         lines.append(f"| `{path.name}` | {_first_sentence(text)} |")
     return "\n".join(lines)
+
+
+def _docstring(source: str) -> str | None:
+    return ast.get_docstring(ast.parse(source))
 
 
 def _first_sentence(text: str) -> str:

@@ -136,7 +136,7 @@ class ChoiceFinished(msgspec.Struct, frozen=True, kw_only=True):
     # characters at the end of the last token that a stop string hid from the client
     unseen_characters: int = 0
     repeats: bool = False  # the answer was ended because it kept repeating itself
-    resumptions: int = 0  # workers that died while they had the request
+    resumptions: int = 0  # how often another worker has continued the answer
     # None: the model or the budget ended the reasoning
     thought_ended_by: ThoughtEnder | None = None
 

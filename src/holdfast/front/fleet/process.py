@@ -164,7 +164,7 @@ class WorkerProcess:
         await asyncio.wait((self._exit_task, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> int:
-        """Ask the process to exit cleanly, kill it if that takes too long, and close the link.
+        """Ask the process to exit cleanly if it lives, kill it if that takes too long, and close the link.
 
         Waits for the rest of the log. Returns the exit code, or the negated number of the signal.
         """

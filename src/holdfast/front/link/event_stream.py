@@ -113,7 +113,7 @@ class EventStream:
         self.prefill_finished: PrefillFinished | None = (
             None  # None: the prompt is not prefilled yet
         )
-        self.resumptions = 0  # workers that died while they had the request
+        self.resumptions = 0  # how often another worker has continued the answer
         self._pauses: set[_PauseReason] = set()  # reasons for which the sequence is paused now
         self._opened_at = time.monotonic()
         self._first_token_at = 0.0  # time of `prefill_finished`, which comes with the first token

@@ -212,7 +212,7 @@ class ModelClient:
                 continue
             if event.request_id in self._cancelled:  # not of a later request with the same id
                 if isinstance(event, Finished | Rejected):
-                    self._cancelled -= Counter((event.request_id,))
+                    self._cancelled -= Counter((event.request_id,))  # drops an id at zero
                 continue
             open_request = self._open_requests.get(event.request_id)
             if open_request is None:
