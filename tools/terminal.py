@@ -44,8 +44,9 @@ class Terminal:
             **(variables or {}),
         }
         self.screen = pyte.HistoryScreen(columns, lines, history=10_000, ratio=0.5)
-        # answers queries such as the cursor position
-        self.screen.write_process_input = self.type
+        # replies to queries, such as that for the cursor position, which the screen has not sent yet
+        self._replies: list[str] = []
+        self.screen.write_process_input = self._replies.append
         self._stream = pyte.ByteStream(self.screen)
         self.modes: list[str] = []  # private modes requested by the program, such as ?2004h
         self.process = subprocess.Popen(
@@ -158,6 +159,9 @@ class Terminal:
             return False
         self.modes += re.findall(r"\x1b\[\?2004([hl])", data.decode(errors="replace"))
         self._stream.feed(data)
+        replies = "".join(self._replies)
+        self._replies.clear()
+        self.type(replies)
         return True
 
 
