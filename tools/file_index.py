@@ -12,6 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "holdfast"
 PAGE = ROOT / "docs" / "how-it-works" / "files.md"
+# what begins the lines of the first comment; of Python, the docstring is listed
+COMMENTS = {".py": "", ".c": r"(?m)^(/\*| \*)", ".js": r"(?m)^//"}
 BEGIN, END = "<!-- table: python -m tools.file_index -->", "<!-- end of table -->"
 
 
@@ -19,11 +21,18 @@ def table() -> str:
     """The rows of all files, with a heading for each folder."""
     lines: list[str] = []
     folder = None
-    found = (path for path in SOURCES.rglob("*") if path.suffix in (".py", ".c"))
+    found = (
+        path
+        for path in SOURCES.rglob("*")
+        if path.suffix in COMMENTS and "vendor" not in path.parts
+    )
     for path in sorted(found, key=lambda path: (path.parent, path.name)):
         source = path.read_text(encoding="utf-8")
-        is_c = path.suffix == ".c"
-        text = source.removeprefix("/*").replace("\n *", "\n") if is_c else _docstring(source)
+        text = (
+            re.sub(COMMENTS[path.suffix], "", source)
+            if path.suffix != ".py"
+            else _docstring(source)
+        )
         if text is None or path.name == "__init__.py":
             continue
         if path.parent != folder:

@@ -415,7 +415,9 @@ def _ttl_field(text: str | None) -> dict[str, Any]:
 
 
 def _print_session(session: Mapping[str, Any], *, as_json: bool = False) -> None:
-    """Print one session. "hot" is what needs no copy for the next turn."""
+    """Print one session, a `SessionObject` of /v1/sessions. "hot" are the tokens whose keys and values
+    are still in the engine's buffers: the next turn copies no cached blocks.
+    """
     if as_json:
         print_json(session)
         return

@@ -1,4 +1,5 @@
-"""Finds the local folder of a named model: a bundled model, a folder, or a model of the Hub.
+"""Finds the local folder of a named model: a bundled model, a folder, or a model of the Hub, of which
+it chooses and downloads the files.
 
 Uses the Hub's own cache and variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Never
 imports MLX. Imports huggingface_hub only to fetch or remove something, because that takes 0.2 to

@@ -283,6 +283,9 @@ def _first_group(pattern: str, text: str) -> str:
 class KimiK3(CallFormat):
     """A family that writes text, thoughts and calls between `<|open|>NAME KEY="VALUE"<|sep|>` and
     `<|close|>NAME<|sep|>`. Anything outside of such tags is text, except for white space.
+
+    The names are those of channels (`_KIND_OF_TAG`), `call` with a tool, and within a call `argument`
+    with a key and a type, or `json` with all arguments as one object.
     """
 
     open: str = "<|open|>"
@@ -427,6 +430,7 @@ class KimiK3(CallFormat):
             if (yield from read_json_body(source, deltas, repair="")):
                 deltas.end_call(is_whole_object=True)
             return None
+        # an unknown or misplaced tag, or a call of no tool, is text
         _emit_up_to(source, deltas, channel or "text", source.place)
         return channel
 

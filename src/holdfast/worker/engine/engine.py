@@ -202,7 +202,8 @@ class Engine:
         if sequence.constraint is not None:
             token_ids = sequence.constraint.draft(token_ids)
         if sequence.live.is_quantized:
-            # the current block is not quantized yet, so only its tokens can be dropped
+            # Rejected tokens can only be dropped from the current block, which is not quantized yet.
+            # The span has the last sampled token before the drafted ones.
             token_ids = token_ids[: BLOCK_TOKENS - 1 - sequence.live.tokens % BLOCK_TOKENS]
         return token_ids
 

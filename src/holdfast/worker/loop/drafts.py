@@ -120,8 +120,8 @@ class Drafts:
         """The draft of each sequence that has one.
 
         under_way: the sequences in the dispatched step whose results are not known yet, and which
-        samples their last token. Their drafts are not used in the next step, and begin after that
-        token.
+        samples their last token. Their drafts begin after that token, and can be verified if the
+        scheduler leaves the sequence out of the next step.
         """
         offers: dict[RequestId, Draft] = {}
         sequences = list(sequences)

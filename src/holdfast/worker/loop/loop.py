@@ -534,7 +534,9 @@ class WorkerLoop:
         return step
 
     def _make_drafts(self) -> Offers:
-        """The drafts that the next step may verify; none if the model does not speculate."""
+        """The drafts from which the scheduler may choose; none if the model does not speculate. That of a
+        sequence in the step under way is for the step after the next one.
+        """
         if self._drafts is None:
             return NO_OFFERS
         if self._memory is not None and self._memory.is_short:

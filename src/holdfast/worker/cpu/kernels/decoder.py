@@ -129,8 +129,14 @@ class _Decoder(ctypes.Structure):
 class _DecoderCall(ctypes.Structure):
     _fields_ = [
         ("decoder", ctypes.POINTER(_Decoder)),
-        *((name, ctypes.c_void_p) for name in ("token_ids", "factors", "places", "capacities")),
-        *((name, ctypes.c_void_p) for name in ("wanted", "logits", "runs", "row_ids", "attend")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("token_ids", "rotation_factors", "key_addresses", "capacities")
+        ),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("wanted_rows", "logits", "runs", "row_ids", "attend")
+        ),
         *((name, ctypes.c_int32) for name in ("rows", "run_count", "wanted_count")),
         *((name, ctypes.c_int32) for name in ("chunk_tokens", "attention_threads")),
     ]
@@ -191,7 +197,7 @@ class ForwardPass:
         self._logits = np.empty((len(tokens.wanted_rows), decoder.vocabulary), np.float32)
         self._rows = len(tokens.token_ids)
         self._owners = (decoder, tokens)  # keeps alive what the call points to
-        arrays = (
+        arrays = (  # in the order of the fields of `_DecoderCall`
             tokens.token_ids,
             tokens.rotation_factors,
             tokens.key_addresses,
