@@ -150,7 +150,8 @@ class PlacedTokens:
     def _place_uncertain(self, text: str, *, start: int) -> None:
         """Set the positions of the tokens whose text was uncertain.
 
-        If invalid bytes were replaced, all of the text is assigned to the last token.
+        If the text is not exactly the bytes of these tokens (invalid bytes were replaced, or the last
+        token ends within the next character), all of it is assigned to the last token.
         """
         bytes_of_tokens = [self._pieces.visible_bytes(token.token_id) for token in self._uncertain]
         if not place_by_bytes(text, self._uncertain, bytes_of_tokens, start=start):

@@ -41,8 +41,8 @@ class HistoryFile:
         self._has_changed = False  # since the last save
 
     def open(self) -> None:
-        """Lock and read the file. If that is not possible, the reason is logged: the history then
-        starts empty, and without the lock it is not saved.
+        """Lock and read the file. If it is locked by another server or cannot be read, the history
+        starts empty and is not saved, and the reason is logged. A damaged file is replaced.
         """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

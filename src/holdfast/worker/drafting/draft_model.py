@@ -397,11 +397,12 @@ class DraftModel:
         return sequence_tokens
 
     def _reopen(self, draft: DraftState, generated: Sequence[int], shared_tokens: int) -> None:
-        """Go back to the checkpoint before the last draft, or begin again if that is too late.
+        """Go back to the checkpoint before the last draft; if it is after `shared_tokens`, begin with no
+        tokens.
 
         shared_tokens: the first tokens, which the state has in common with the sequence.
         """
-        self._engine.close(draft.name)
+        self._engine.close(draft.name)  # the state stays in `draft.live`
         reusable = draft if _can_return(draft, shared_tokens) else None
         draft.live = self._open_in_engine(
             draft.request,

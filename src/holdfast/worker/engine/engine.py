@@ -741,14 +741,17 @@ def _sampled_results(pending: PendingStep) -> dict[RequestId, SpanResult]:
 
 
 def _apply_verified_drafts(pending: PendingStep, results: list[SpanResult]) -> None:
-    """Add the accepted tokens of drafts to their sequences, and drop the others from the state."""
+    """Add the accepted tokens of drafts to their sequences, and drop the others from the state. A state
+    that cannot drop single tokens returns to the one before the step (`saved`), and the sequence's
+    next span computes the accepted tokens again, as `results` then says.
+    """
     first_rows = {each.span.request_id: rows.start for each, rows in pending.rows()}
     for index, each in enumerate(pending.spans):
         if not each.span.drafted:
             continue
         sequence = each.sequence
         new_tokens = len(results[index].token_ids)  # 0 if the span failed
-        rejected = len(each.wanted_rows) - max(new_tokens, 1)
+        rejected = len(each.wanted_rows) - max(new_tokens, 1)  # the first row has no drafted token
         if sequence.saved is None:
             sequence.live.rewind(rejected)
         elif rejected:

@@ -190,7 +190,7 @@ class WorkerLoop:
                     self._quantize_running(self._memory)
                 self._send()  # the front continues while the step is laid out
                 is_busy = self._advance()
-                # while a step runs, its results are sent first, and then the statistics
+                # otherwise, `_collect_before_planning` emits them, after the results of the step
                 if self._step_under_way is None or self._engine.runs_ahead:
                     self._emit_statistics(is_busy=is_busy)
                 self._send()

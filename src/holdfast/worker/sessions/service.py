@@ -299,7 +299,7 @@ class SessionService:
         self._registry.refuse_taken(
             command.session_id or file.manifest.session_id, tenant=command.tenant
         )
-        self._registry.victims(command.tenant)
+        self._registry.victims(command.tenant)  # raises if there are too many sessions
         quota_bytes = self._quota_bytes()
         free_bytes = self._budget_bytes() - self._pins.pinned_bytes
         if file.nbytes > quota_bytes:
