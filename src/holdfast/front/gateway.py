@@ -311,7 +311,8 @@ class Gateway:
     ) -> tuple[WorkerClient, TokenizerBundle]:
         """The client of a model's worker, and the tokenizer. Both are loaded at the same time.
 
-        sequences: for how many the caller counts while it waits. lease: keeps the model loaded until it is closed.
+        sequences: for how many the caller counts while it waits. lease: keeps the model loaded until
+        it is closed.
         """
         self._bundles.begin(model)
         client = await lease.enter_async_context(self._lease_model(model, sequences))

@@ -1,4 +1,4 @@
-"""Transfers single files from the Hub into its cache; an interrupted transfer resumes where it stopped.
+"""Transfers single files from the Hub into its cache, and resumes interrupted transfers.
 
 huggingface_hub 2 ("the library") downloads each file under a new name, drops it on any failure, and
 resets its retry count only after 10 MB. So the transfers are made here: each file becomes a blob named

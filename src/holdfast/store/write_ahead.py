@@ -108,9 +108,9 @@ class Mailbox:
     def ask(self, question: Callable[[], Answer]) -> Future[Answer]:
         """Queue a question for the I/O thread, and return a future of its answer.
 
-        The future is cancelled if the mailbox is closed, and when it is abandoned. A failed
-        assertion (of `check_invariants`) is raised only for the caller; any other exception is also
-        raised in the I/O thread, which handles failures of the store.
+        The future is cancelled if the mailbox is already closed, or is abandoned before the answer.
+        The caller gets any exception. The I/O thread gets it, too, to handle failures of the store,
+        unless it is an AssertionError (of `check_invariants`).
         """
         answer: Future[Answer] = Future()
 

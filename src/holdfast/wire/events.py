@@ -351,7 +351,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int  # the longest sequence (prompt and answer) that the KV budget can hold
     vocab_size: int
     kv: KVHealth  # of one sequence, in layers whose cache grows
-    # `context_tokens` for requests that choose a precision; "auto": in 8 bits, if supported
+    # `context_tokens` by the `kv_bits` of a request; for "auto", with 8 bits if these are supported
     context_tokens_by_bits: dict[str, int] = {}
     fixed_bytes_per_sequence: int  # sliding windows and recurrent states
     kv_budget_bytes: int

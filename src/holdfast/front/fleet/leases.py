@@ -44,7 +44,7 @@ class Leases:
         return len(self._queue)
 
     async def acquire(self, *, sequences: int, seconds: float) -> None:
-        """Take a lease, or wait for one. The caller must give it back.
+        """Acquire a lease; wait if necessary. The caller must `release` it.
 
         Raises TimeoutError, QueueFull, or the error passed to `refuse_waiting`.
         """

@@ -1,6 +1,4 @@
-"""Starts, watches and stops one worker, a child process. `SupervisedWorker` decides whether another
-one replaces it.
-"""
+"""Starts, watches and stops one worker process. `SupervisedWorker` decides whether it is replaced."""
 
 from __future__ import annotations
 
@@ -164,7 +162,8 @@ class WorkerProcess:
         await asyncio.wait((self._exit_task, self.link.lost), return_when=asyncio.FIRST_COMPLETED)
 
     async def stop(self) -> int:
-        """Ask the process to exit cleanly if it lives, kill it if that takes too long, and close the link.
+        """Ask the process to exit cleanly if it is alive, kill it if that takes too long, and close the
+        link.
 
         Waits for the rest of the log. Returns the exit code, or the negated number of the signal.
         """

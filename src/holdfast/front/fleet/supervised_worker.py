@@ -102,7 +102,7 @@ class SupervisedWorker:
     async def set_limits(
         self, *, max_running: int | None = None, step_tokens: int | None = None
     ) -> SchedulerLimits:
-        """Change the scheduler's limits for this worker and all later ones.
+        """Change the scheduler's limits, now and for workers that replace this one.
 
         max_running: how many sequences may run concurrently. step_tokens: how many tokens a step
         may have. None leaves a limit unchanged. No stream is lost: sequences beyond a lower limit
@@ -147,7 +147,7 @@ class SupervisedWorker:
             client.worker.send(LogChange(level=level))
 
     def share_memory(self, share: MemoryShare) -> None:
-        """Change how much memory this worker and those that replace it may use."""
+        """Set how much memory the worker may use, now and after a restart."""
         if self._settings is None or self._settings.share == share:
             return
         self._settings = msgspec.structs.replace(self._settings, share=share)
@@ -380,9 +380,9 @@ def backoff_seconds(failures_in_a_row: int) -> float:
 class RestartDelay:
     """Decides how long to wait before the next worker starts. No clock: the caller passes the time.
 
-    Workers that died without a new token are counted in a row. Workers that made progress are
-    counted per minute, so that requests that kill one worker after another do not keep the machine
-    busy with loading.
+    The delay grows with each successive worker that dies early without having generated a token. It
+    also grows if more than DEATHS_A_MINUTE workers die within a minute, so that requests that kill one
+    worker after another do not keep the machine busy with loading.
     """
 
     def __init__(self) -> None:

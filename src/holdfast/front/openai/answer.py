@@ -345,7 +345,7 @@ class OpenAIAnswer(AnswerFormat):
 
     @abc.abstractmethod
     def _choice(self, deltas: Sequence[OutputDelta], end: ChoiceFinished) -> Any:
-        """Return a choice of a whole answer, from its deltas and its end."""
+        """Build one choice of a response that is not streamed, from the events of that choice."""
 
 
 def _group_by_choice(

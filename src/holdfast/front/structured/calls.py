@@ -50,8 +50,8 @@ class CallGrammar(NamedTuple):
     """The grammar of one call.
 
     prefix_text: the text up to the head's first {id} or {number}, with the tool's name filled in; it
-    is used to tell unmarked calls from text that begins in the same way. prefix: that text as an expression. rest: the
-    rest of the call as an expression.
+    is used to tell unmarked calls from text that begins in the same way. prefix: that text as an
+    expression. rest: the rest of the call as an expression.
     """
 
     prefix_text: str

@@ -430,7 +430,7 @@ class KimiK3(CallFormat):
             if (yield from read_json_body(source, deltas, repair="")):
                 deltas.end_call(is_whole_object=True)
             return None
-        # an unknown or misplaced tag, or a call of no tool, is text
+        # all other tags, and calls of tools that do not exist, are emitted as text
         _emit_up_to(source, deltas, channel or "text", source.place)
         return channel
 

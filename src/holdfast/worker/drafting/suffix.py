@@ -155,7 +155,7 @@ class SuffixDrafter:
                 if self._match_length >= _LONG_MATCH:
                     after_replaced_token = draft_start + 1
         tokens.append(token_id)
-        # before the new token is indexed, so that the search does not find it
+        # search before indexing the new token: otherwise, the search would find the end of the sequence
         if self._draft_start is None and len(tokens) > 1:
             self._search(self._latest.get(tokens[-2] << 32 | token_id, 0))
             if self._draft_start is None and after_replaced_token is not None:

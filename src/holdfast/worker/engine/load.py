@@ -107,7 +107,7 @@ class LoadedModel:
     images_refused: str = ""  # why a model with vision cannot
 
     def fingerprints(self, folder: Path, hashes: Mapping[str, str]) -> Fingerprints:
-        """The fingerprints of the model in `folder`, in its loaded form (`model_fingerprint`)."""
+        """The fingerprints of this model and its adapters. folder: its files. hashes: of these files."""
         versions = [self.platform.mlx_version, mlx_lm_hooks.mlx_lm_version()]
         if isinstance(self.model, VisionModel):
             versions += vision.versions()

@@ -83,10 +83,10 @@ class ModelOptions:
     """What the loop must know about its model in addition to the engine.
 
     retry_chunk_tokens: the largest prompt chunk when a failed step is retried.
-    fingerprints: which requests the model can serve, and with which cache. forms: the supported forms of keys and
-    values. costs: the KV memory that a sequence takes in each; empty: the scheduler's default.
-    speculates: whether steps verify drafts. draft_model: makes some of the drafts; None: there is
-        none.
+    fingerprints: which requests the model can serve, and with which cache. forms: the supported forms
+    of keys and values. costs: the KV memory that a sequence takes in each; empty: the scheduler's
+    default. speculates: whether steps verify drafts. draft_model: makes some of the drafts; None:
+    there is none.
     """
 
     retry_chunk_tokens: int = 2048

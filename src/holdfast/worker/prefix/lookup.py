@@ -158,9 +158,9 @@ class Planner:
         """Find the longest stored prefix, of at most `limit` tokens, that can be resumed from.
 
         The plan counts as a use only once `PrefixIndex.accept` gets it. resumable_anywhere: whether
-        all layers keep every token, so that no saved state is needed. If the sequences hold keys and values
-        quantized, so do stored blocks that end at a multiple of BLOCK_TOKENS, and no sequence can
-        continue within such a block.
+        all layers keep every token, so that no saved state is needed. If the sequences hold keys and
+        values quantized, so do stored blocks that end at a multiple of BLOCK_TOKENS, and no sequence
+        can continue within such a block.
         """
         limit = max(0, min(limit, len(packed) // TOKEN_BYTES))
         whole_match = self._tree.match(packed, root=root)
@@ -239,8 +239,9 @@ class Planner:
         limit: int,
         cut_off_tokens: int,
     ) -> Shortfall:
-        """Explain why only `tokens` tokens can be reused, although `stored_tokens` tokens are stored and
-        `limit` tokens are wanted. cut_off_tokens: further tokens of the prompt that are in the tree, but after a missing block.
+        """Explain why only `tokens` tokens can be reused, although `stored_tokens` tokens are stored
+        and `limit` tokens are wanted. cut_off_tokens: further tokens of the prompt that are in the
+        tree, but after a missing block.
         """
         if tokens < stored_tokens:
             lost = self._history.last_state(match.blocks, begin=tokens, end=stored_tokens)

@@ -40,7 +40,7 @@ _POLL_SECONDS = 0.05
 T = TypeVar("T")
 CheckedFiles: TypeAlias = queue.Queue[tuple[SessionFile, list[bytes]]]
 QueuedBlocks: TypeAlias = queue.Queue[StoredBlock]
-# blocks to write, and keys of blocks that must be read first
+# blocks to write into the file: with their content, or only the key if it must be read from disk
 QueuedContents: TypeAlias = queue.Queue[StoredBlock | BlockKey]
 # the device thread's part of a transfer, in pieces; yields True if it waits for the other thread
 Steps: TypeAlias = Generator[bool, None, None]
